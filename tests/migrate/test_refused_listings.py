@@ -10,7 +10,8 @@ from migrating import migrated, old_text
 WANTED = {
     "bert_accumulate": {21: "no single trainer.step(batch_size)", 25: "clip_global_norm([p.grad()"},
     "decorated_forward": {21: "no autocast region where the GradScaler can be seen"},
-    "detectron_trainer": {14: "losses.backward(), where the session cannot be seen", 15: "self.optimizer.step()"},
+    "detectron_trainer": {14: "losses.backward(), where the session cannot be seen", 15: "self.optimizer.step()",
+                          21: "made under a condition on itself"},
     "horovod": {10: "horovod.torch.DistributedOptimizer exchanges gradients by itself"},
     "learner": {14: "self.optimizer is made again here, and not prepared"},
     "local_optimizer": {24: "optimizer, which this loss trains, is not known in training_step"},

@@ -167,3 +167,129 @@ def test_what_the_old_code_did_wrong_is_said(text, line, what):
     done = migrated(text)
     assert done.changed, done.findings
     assert any(found.line == line and what in found.what and not found.blocks for found in done.findings), done.findings
+
+
+@pytest.mark.parametrize("line", ["step = step(model)", "step, wrap = wrap(step), step(wrap)"])
+def test_a_variable_made_of_itself(line):
+    """``step = step(...)`` beside a class that can be called is no endless question for its class."""
+    text = TORCH + f"class Call:\n    def __call__(self):\n        pass\n\n\n{line}\nstep()\n{TORCH_STEP}"
+    assert migrated(text + "scaler.step(optimizer)\n").changed
+
+
+def test_an_optimizer_of_bare_tensors():
+    made = "log_alpha = torch.zeros(1, requires_grad=True)\nother = torch.optim.Adam([log_alpha], lr=0.1)\n"
+    text = TORCH + made + TORCH_STEP + "scaler.step(optimizer)\n" + TORCH_STEP + "scaler.step(other)\n"
+    done = migrated(text)
+    assert not done.changed
+    assert any("other trains [log_alpha], of no prepared model" in found.what for found in done.findings)
+
+
+def test_a_scaler_made_under_a_condition_on_itself():
+    made = "scaler = None\nif scaler is None:\n    scaler = GradScaler()\n    print(scaler)\n"
+    done = migrated(TORCH.replace("scaler = GradScaler()\n", made) + TORCH_STEP + "scaler.step(optimizer)\n")
+    assert not done.changed
+    assert any("under a condition on itself" in found.what for found in done.findings)
+
+
+def test_a_backward_pass_with_keywords_from_elsewhere():
+    """``loss.backward(**kwargs)`` passes the session by, as ``loss.backward()`` does."""
+    text = APEX + "def run(kwargs):\n" + "".join(f"    {line}\n" for line in APEX_STEP.splitlines())
+    done = migrated(text + "    loss.backward(*kwargs)\n    optimizer.step()\n")
+    assert done.changed  # backward(gradient): no loss
+    done = migrated(text + "    loss.backward(**kwargs, inputs=[])\n    optimizer.step()\n")
+    assert not done.changed
+
+
+def test_functions_registered_with_apex():
+    """torch's autocast runs einsum in half precision by itself; of sigmoid it does not say what it runs in."""
+    start = "model, optimizer = amp.initialize"
+    known = APEX.replace(start, f'amp.register_half_function(torch, "einsum")\n{start}')
+    done = migrated(known + APEX_STEP + "optimizer.step()\n")
+    assert done.changed
+    assert b"einsum" not in done.after
+    other = APEX.replace(start, f'amp.register_float_function(torch, "sigmoid")\n{start}')
+    done = migrated(other + APEX_STEP + "optimizer.step()\n")
+    assert not done.changed
+    assert any("op_overrides" in found.write for found in done.findings)
+
+
+ELIF = """\
+import torch
+
+
+class Trainer:
+    def __init__(self, model, precision):
+        self.model = model
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.scaler = None
+        if precision == "fp16":
+            self.dtype = torch.float16
+            self.scaler = torch.cuda.amp.GradScaler()
+        elif precision == "bf16":
+            self.dtype = torch.bfloat16
+
+    def step(self, x):
+        with torch.autocast("cuda", dtype=self.dtype):
+            loss = self.model(x).sum()
+        if self.scaler is not None:
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            loss.backward()
+            self.optimizer.step()
+"""
+
+
+def test_a_scaler_in_one_of_several_branches():
+    """Without a session in the branch of bfloat16, the class would fail there, or compute in float32."""
+    done = migrated(ELIF)
+    assert not done.changed
+    assert [found.line for found in done.findings if "one branch of an if with elif" in found.what] == [11]
+
+
+APEX_ELIF = """\
+import torch
+from apex import amp
+
+
+class Trainer:
+    def __init__(self, model, precision):
+        self.model, self.precision = model, precision
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        if precision == "apex":
+            self.model, self.optimizer = amp.initialize(self.model, self.optimizer, opt_level="O1")
+        elif precision == "bf16":
+            self.model = self.model.bfloat16()
+
+    def step(self, x):
+        loss = self.model(x).sum()
+        if self.precision == "apex":
+            with amp.scale_loss(loss, self.optimizer) as scaled_loss:
+                scaled_loss.backward()
+        else:
+            loss.backward()
+        self.optimizer.step()
+"""
+
+
+def test_a_session_that_a_class_makes_on_some_paths():
+    done = migrated(APEX_ELIF)
+    assert not done.changed
+    assert [found.line for found in done.findings if "may not exist behind __init__" in found.what] == [10]
+
+
+def test_a_scaler_that_other_code_makes():
+    """The reason is that scaler, not the regions, which go on working."""
+    text = TORCH.replace("scaler = GradScaler()", "scaler = make_scaler()").replace("GradScaler, ", "")
+    done = migrated("from helpers import make_scaler\n" + text + TORCH_STEP + "scaler.step(optimizer)\n")
+    assert not done.changed
+    assert [found.line for found in done.findings if "made by code that is not here" in found.what] == [10]
+
+
+def test_models_that_only_predict():
+    text = "import torch\nfrom apex import amp\n\nmodel, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)\n"
+    text += "model.eval()\nother.eval()\n[model, other] = amp.initialize([model, other], opt_level='O2')\n"
+    done = migrated(text + "print(model(torch.ones(2)), other(torch.ones(2)))\n")
+    assert not done.changed
+    assert ["nothing here computes with model in a region" in found.what for found in done.findings] == [True]

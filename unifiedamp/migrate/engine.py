@@ -27,6 +27,13 @@ from .unresolved import unresolved
 
 APIS: tuple[ModuleType, ...] = (apex, torch_amp, keras, sessions_v1, mxnet)
 TORCH = (apex.NAME, torch_amp.NAME)
+FOLDS = (
+    (apex, apex.by_name),
+    (apex, apex.by_keyword),
+    (torch_amp, torch_amp.by_choice),
+    (keras, keras.without_flags),
+    (mxnet, mxnet.without_flags),
+)
 CHECKS: dict[str, Check] = dict.fromkeys(TORCH, check_torch) | {keras.NAME: check_keras, mxnet.NAME: check_mxnet}
 _HINT = re.compile(rb"\bamp\b|autocast|GradScaler|mixed_precision|LossScale|graph_rewrite|get_(un)?scaled_")
 
@@ -76,7 +83,14 @@ def _migrate(path: str, content: bytes, halves: bool) -> Migration:
 def _without_flags(source: Source) -> tuple[bytes, list[Finding]]:
     """Return the text in which no flag chooses between AMP and none, and no attribute holds AMP, and notes."""
     before, found = source.module.bytes, []
-    for api, fold in ((apex, apex.by_name), (keras, keras.without_flags), (mxnet, mxnet.without_flags)):
+    folds = (
+        (apex, apex.by_name),
+        (apex, apex.by_keyword),
+        (torch_amp, torch_amp.by_choice),
+        (keras, keras.without_flags),
+        (mxnet, mxnet.without_flags),
+    )
+    for api, fold in folds:
         for _ in range(_NESTED):
             folded, notes = fold(source) if api.found(source) else (source.module.bytes, [])
             found += _as_before(notes, before, source.module.bytes) if source.module.bytes != before else notes

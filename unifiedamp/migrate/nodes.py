@@ -47,6 +47,24 @@ def keywords(call: cst.Call) -> set[str]:
     return {arg.keyword.value if arg.keyword else "*" for arg in call.args if arg.keyword or arg.star}
 
 
+def conjuncts(test: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """Return the parts of ``a and b and c``."""
+    if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
+        return [*conjuncts(test.left), *conjuncts(test.right)]
+    return [test]
+
+
+def none_of(test: cst.BaseExpression) -> str:
+    """Return the name of which a condition says that it is None or false: ``x is None``, ``not x``; else nothing."""
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        return dotted(test.expression)
+    if isinstance(test, cst.Comparison) and len(test.comparisons) == 1:
+        target = test.comparisons[0]
+        if isinstance(target.operator, cst.Is | cst.Equal) and dotted(target.comparator) == "None":
+            return dotted(test.left)
+    return ""
+
+
 def literal(node: cst.BaseExpression | None) -> object:
     """Return the value of a constant, or of bounded arithmetic with numbers (``2.**16``, ``1 << 16``), else None.
 

@@ -15,7 +15,9 @@ from .available import answer
 from .held import by_name
 from .initialize import Start, initialize
 from .loop import rewrite_loops
+from .registered import drop_registered
 from .settings import HANDS, IN_LOOPS, NAME, OLD_IMPORTS, SAME, calls_of
+from .starred import by_keyword
 
 
 def found(source: Source) -> bool:
@@ -39,6 +41,7 @@ def plan(work: Work) -> None:
     aliases = Aliases(work.source)
     answer(work)
     _read_scale(work)
+    drop_registered(work)
     _refuse_unknown(work)
     made: list[Start] = []
     sessions: dict[cst.CSTNode, str] = {}
@@ -94,4 +97,4 @@ def _refuse_unknown(work: Work) -> None:
             work.block(node, f"amp.{name}", HANDS.get(name, "the session has no such call"))
 
 
-__all__ = ["NAME", "OLD_IMPORTS", "by_name", "found", "plan"]
+__all__ = ["NAME", "OLD_IMPORTS", "by_keyword", "by_name", "found", "plan"]

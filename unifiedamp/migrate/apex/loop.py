@@ -9,7 +9,7 @@ import libcst as cst
 from ..nodes import argument, dotted, keywords, walk
 from ..source import Source
 from ..training.aliases import Aliases
-from ..training.clips import Site
+from ..training.clips import CLIPS, Site
 from ..training.loops import Loops, listed
 from ..work import Work
 from .initialize import Start
@@ -107,7 +107,7 @@ def _master_params(work: Work) -> None:
         optimizer = source.code(call.args[0].value)
         group = f'for group in {optimizer}.param_groups for param in group["params"]'
         clip = source.parents.get(source.parents[call])
-        if not (isinstance(clip, cst.Call) and "clip_grad" in dotted(clip.func)):
+        if not (isinstance(clip, cst.Call) and dotted(clip.func).rpartition(".")[2] in CLIPS):
             work.edits.expression(call, f"[param {group}]")
 
 

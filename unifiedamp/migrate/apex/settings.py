@@ -13,14 +13,17 @@ NAME = "apex.amp"
 OLD_IMPORTS = ("apex.amp", "apex")
 SAME = ("state_dict", "load_state_dict")
 IN_LOOPS = ("scale_loss", "master_params", *SAME)
+_REGISTER = "name the operation in the policy's `op_overrides`: see docs/policies.md"
 HANDS = {
     "half_function": "decorate the function with `ua.amp_function(cast_inputs=\"compute\")`",
     "float_function": "decorate the function with `ua.amp_function(cast_inputs=\"float32\")`",
     "promote_function": "decorate the function with `ua.amp_function`",
+    "register_half_function": _REGISTER,
+    "register_float_function": _REGISTER,
     "disable_casts": "write `with amp.autocast(enabled=False):`",
 }  # fmt: skip
 CLIP = "torch.nn.utils.clip_grad_norm_"
-_NO_MEANING = ("cast_model_type", "patch_torch_functions", "master_weights", "cast_model_outputs")
+NO_MEANING = ("cast_model_type", "patch_torch_functions", "master_weights", "cast_model_outputs")
 
 
 def calls_of(source: Source, *names: str) -> list[cst.Call]:
@@ -68,7 +71,7 @@ def _say_what_has_no_meaning(work: Work, call: cst.Call) -> None:
     if norm is not None and literal(norm) in (False, "False"):
         write = "the session keeps batch norm in float32: policy=ua.Policy.parse(...).replace(keep_norm_float32=False)"
         work.note(call, "keep_batchnorm_fp32=False", write)
-    for key in _NO_MEANING:
+    for key in NO_MEANING:
         given = argument(call, key)
         if given is not None and work.source.code(given) != "None":
             work.note(call, f"{key}= was left out", "choose the policy that does it: see policies.md")

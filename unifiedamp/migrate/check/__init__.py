@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..source import Source
-from .bound import unbound, unmade
+from .bound import left_out, unbound, unmade
 from .facts import Facts
 from .limits import RULES as LIMITS
 from .rules import RULES, Problem
@@ -22,7 +22,9 @@ def check(result: Source, path: str) -> list[tuple[int, str]]:  # noqa: ARG001
 def problems(result: Source) -> list[Problem]:
     """Return the node, what is wrong and what to write for each thing that is wrong with migrated files."""
     facts = Facts(result)
-    return [one for rule in (*RULES, *LIMITS, unbound, unmade) for one in rule(facts)] if facts.sessions else []
+    return (
+        [one for rule in (*RULES, *LIMITS, unbound, unmade, left_out) for one in rule(facts)] if facts.sessions else []
+    )
 
 
 __all__ = ["check", "problems"]

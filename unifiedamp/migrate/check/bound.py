@@ -40,6 +40,25 @@ def unmade(facts: Facts) -> Iterator[tuple[cst.CSTNode, str, str]]:
                 yield node, f"{facts.source.code(node)} may not exist where it is prepared", write
 
 
+def left_out(facts: Facts) -> Iterator[tuple[cst.CSTNode, str, str]]:
+    """Yield the sessions that a class makes on some paths through ``__init__`` alone, and uses in other methods."""
+    for made in facts.made:
+        scope, name = facts.source.scope(made), dotted(made)
+        if not isinstance(scope, cst.FunctionDef) or scope.name.value != "__init__":
+            continue
+        bound = _Paths(facts, {name}).block(_body(scope), set(_parameters(scope)))
+        if bound is None or name in bound:
+            continue
+        owner = facts.aliases.class_of(scope)
+        elsewhere = [use for use in facts.source.uses(name) if facts.source.scope(use) is not scope]
+        if any(facts.aliases.class_of(one) is owner for use in elsewhere for one in _functions(facts, use)):
+            yield made, f"{name} may not exist behind __init__", _WRITE
+
+
+def _functions(facts: Facts, node: cst.CSTNode) -> list[cst.FunctionDef]:
+    return [above for above in facts.source.above(node) if isinstance(above, cst.FunctionDef)]
+
+
 def _made_in(facts: Facts, name: str, scope: cst.CSTNode) -> bool:
     """Whether lines of a function, or the turns of a loop, give a name its value."""
     made: list[cst.CSTNode] = [*facts.source.assigns(name)]

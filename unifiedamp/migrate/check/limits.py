@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from ..nodes import dotted
+from ..torch_amp.prepare import model_groups
 from ..training.aliases import Key
 from ..training.values import peeled
 from ..work import EXCHANGED
@@ -74,8 +75,9 @@ def for_inference(facts: Facts) -> Iterator[Problem]:
     """A model that is prepared computes in a region somewhere: Apex patched functions for good."""
     if facts.calls("autocast", "inference", "scale_loss"):
         return
+    models = model_groups(facts.source, facts.aliases)
     for call in facts.calls("prepare"):
-        if len(call.args) == 1:
+        if len(call.args) == 1 or all(facts.aliases.of(arg.value) in models for arg in call.args):
             code = facts.source.code(call.args[0].value)
             yield call, f"nothing here computes with {code} in a region", "`with amp.inference():` around its calls"
 
@@ -92,10 +94,27 @@ def stepped_elsewhere(facts: Facts) -> Iterator[Problem]:
                 yield call, what, f"`{facts.source.code(facts.made[0])}.step({facts.source.code(arg.value)})`"
 
 
+def of_no_model(facts: Facts) -> Iterator[Problem]:
+    """The parameters of a prepared optimizer are those of a model: ``prepare`` refuses an optimizer of bare tensors."""
+    source = facts.source
+    groups = {facts.aliases.of(arg.value) for call in facts.calls("prepare") for arg in call.args}
+    for node in source.of(cst.Assign):
+        given = node.value.args[0].value if isinstance(node.value, cst.Call) and node.value.args else None
+        if not isinstance(given, cst.List | cst.Tuple) or not given.elements:
+            continue
+        if not any(facts.aliases.of(target.target) in groups & set(facts.optimizers) for target in node.targets):
+            continue
+        tensors = [one.value for one in given.elements if dotted(one.value) and dotted(one.value) != "self"]
+        owned = [one for one in tensors if isinstance(one, cst.Attribute) and facts.aliases.of(one.value) in groups]
+        if len(tensors) == len(given.elements) and not owned:
+            what = f"{source.code(node.targets[0].target).strip()} trains {source.code(given)}, of no prepared model"
+            yield node, what, "these parameters into a torch.nn.Module, and prepare it too"
+
+
 def _makes(facts: Facts, assign: cst.Assign) -> bool:
     """Whether an assignment makes an object, and does not prepare one."""
     calls = [one for one in peeled(assign.value) if isinstance(one, cst.Call)]
     return any(one not in facts.calls("prepare") for one in calls)
 
 
-RULES = (scaled_by_hand, exchanged, remade, for_inference, stepped_elsewhere)
+RULES = (scaled_by_hand, exchanged, remade, for_inference, stepped_elsewhere, of_no_model)

@@ -9,6 +9,7 @@ import libcst as cst
 from ..nodes import dotted, walk
 from ..source import Source
 from ..torch_amp.arguments import SCALERS
+from ..torch_amp.prepare import model_groups
 from ..training.clips import CLIPS, EMPTIES
 from .facts import Facts, scaled_for
 
@@ -36,7 +37,7 @@ def bare_backwards(facts: Facts) -> Iterator[Problem]:
         assert isinstance(call.func, cst.Attribute)
         receiver = call.func.value
         text = dotted(receiver) or facts.source.code(receiver)
-        if facts.is_handle(receiver) or any(arg.keyword is None for arg in call.args):
+        if facts.is_handle(receiver) or any(arg.keyword is None and arg.star != "**" for arg in call.args):
             continue
         if isinstance(receiver, cst.Call) and dotted(receiver.func).endswith(".scale"):
             yield call, f"{facts.source.code(call)} is left", _SCALED
@@ -115,9 +116,12 @@ def trained(facts: Facts) -> Iterator[Problem]:
     """Optimizers are prepared where their losses are scaled: a training loop in another file would not be."""
     if facts.calls("scale_loss"):
         return
+    said, models = set[str](), model_groups(facts.source, facts.aliases)
     for call in facts.calls("prepare"):
-        if len(call.args) > 1:
-            code = facts.source.code(call.args[-1].value)
+        trains = len(call.args) > 1 and facts.aliases.of(call.args[-1].value) not in models
+        code = facts.source.code(call.args[-1].value) if trains else ""
+        if code and code not in said:
+            said.add(code)  # once, where branches prepare it
             write = "`amp.scale_loss` in its training loop: migrate the file that trains together with this one"
             yield call, f"nothing here scales a loss for {code}", write
 
@@ -241,7 +245,9 @@ def _steps_others(facts: Facts, call: cst.Call) -> bool:
 
 def _places(facts: Facts, call: cst.Call, depth: int = 2) -> list[cst.Call]:
     """Return where a clipping happens: in its own function if that trains, else where that is called."""
-    scope = facts.source.scope(call)
+    scope, order = facts.source.scope(call), facts.source.order
+    if any(order[one] < order[call] for one in facts.in_scope(facts.calls("unscale"), scope)):
+        return [call]  # a function that unscales and clips
     if facts.in_scope(facts.calls("step", "scale_loss"), scope) or not isinstance(scope, cst.FunctionDef) or not depth:
         return [call]
     callers = facts.aliases.calls(scope)

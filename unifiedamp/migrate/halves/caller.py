@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from ..training.aliases import Aliases, Key
-from .missing import Half, given
+from .missing import Half, given, init_of, with_inits
 
 HALF, CALLER = "unifiedamp_half", "unifiedamp_caller"
 """What the two files are called while they are read as one program."""
@@ -33,18 +33,24 @@ def caller_of(aliases: Aliases, half: Half) -> str:
 
 
 def _each(aliases: Aliases, half: Half, groups: set[Key | None]) -> list[str]:
-    names = [f"given_{name}" for entry in half.entries for name in given(aliases, entry, groups)]
+    entries = with_inits(aliases, half.entries)
+    names = [f"given_{name}" for entry in entries for name in given(aliases, entry, groups)]
     return list(dict.fromkeys(names))
 
 
 def _call(aliases: Aliases, half: Half, entry: cst.FunctionDef) -> Iterator[str]:
     """Yield the lines that import and call a function; a method, on an object of its class."""
-    arguments = [f"{name}={SCALER}" for name in given(aliases, entry, half.scalers)]
-    arguments += [f"{name}=given_{name}" for name in given(aliases, entry, half.models | half.optimizers)]
     owner, name = aliases.class_of(entry), entry.name.value
     imported = name if owner is None else owner.name.value
     yield f"from {HALF} import {imported}"
     called = imported if owner is None or name == "__init__" else f"given_{imported}.{name}"
     if called != imported:
-        yield f"given_{imported} = {imported}()"
-    yield f"{called}({', '.join(arguments)})"
+        init = init_of(aliases, entry)
+        yield f"given_{imported} = {imported}({_arguments(aliases, half, init) if init is not None else ''})"
+    yield f"{called}({_arguments(aliases, half, entry)})"
+
+
+def _arguments(aliases: Aliases, half: Half, function: cst.FunctionDef) -> str:
+    arguments = [f"{name}={SCALER}" for name in given(aliases, function, half.scalers)]
+    arguments += [f"{name}=given_{name}" for name in given(aliases, function, half.models | half.optimizers)]
+    return ", ".join(arguments)

@@ -12,9 +12,7 @@ from ..nodes import argument, dotted
 from ..source import Source
 from ..torch_amp import SCALERS
 from ..torch_amp.prepare import model_groups
-from ..training.aliases import Aliases, Key
-
-_MODELS = ("model", "net", "network", "module")
+from ..training.aliases import MODEL_WORDS, Aliases, Key
 
 
 @dataclass(frozen=True)
@@ -88,13 +86,27 @@ def _half(
     """Return what is missing if parameters of ``entries`` bring it all."""
     if not entries or not optimizers or None in optimizers:
         return None
-    brought = {aliases.group((entry, name)) for entry in entries for name in _names(entry)}
+    bringing = with_inits(aliases, entries)
+    brought = {aliases.group((entry, name)) for entry in bringing for name in _names(entry)}
     if not scalers <= brought or not optimizers <= brought:
         return None
     models = {group for group in model_groups(source, aliases) if group in brought}
-    named = {(entry, name) for entry in entries for name in _names(entry) if name.rpartition("_")[2] in _MODELS}
+    named = {(entry, name) for entry in bringing for name in _names(entry) if name.rpartition("_")[2] in MODEL_WORDS}
     models |= {aliases.group(key) for key in named}
     return Half(entries, scalers, optimizers, models - scalers - optimizers)
+
+
+def with_inits(aliases: Aliases, entries: Sequence[cst.FunctionDef]) -> list[cst.FunctionDef]:
+    """Return functions, and what makes the objects whose methods they are."""
+    inits = [init for entry in entries for init in [init_of(aliases, entry)] if init is not None]
+    return list(dict.fromkeys([*entries, *inits]))
+
+
+def init_of(aliases: Aliases, function: cst.FunctionDef) -> cst.FunctionDef | None:
+    """Return the ``__init__`` of the class whose method a function is."""
+    owner = aliases.class_of(function)
+    body = owner.body.body if owner is not None else ()
+    return next((one for one in body if isinstance(one, cst.FunctionDef) and one.name.value == "__init__"), None)
 
 
 def _outermost(source: Source) -> Iterator[cst.FunctionDef]:

@@ -15,6 +15,7 @@ from ..work import Work
 from .arguments import AUTOCAST, CUSTOM, NAME, OLD_IMPORTS, SCALERS
 from .calls import rewrite_calls
 from .entered import entered
+from .named import by_choice
 from .prepare import model_groups, prepare
 from .regions import leave, rewrite_regions, seen_regions
 from .scaler import Scaler, find_scalers
@@ -41,6 +42,7 @@ def plan(work: Work) -> None:
     if not calls:
         for call in work.source.calls(*AUTOCAST):
             leave(work, call, "autocast without a GradScaler made in this file")
+        _note_others(work)
         return
     for name in ("apex.amp.initialize", "apex.amp.scale_loss"):
         if work.source.calls(name):
@@ -109,6 +111,18 @@ def _refuse_references(work: Work) -> None:
         work.block(node, f"{work.source.code(node)} under another name", "call it where it is used")
 
 
+def _note_others(work: Work) -> None:
+    """Say which losses a scaler scales that other code makes."""
+    said = set[str]()
+    for call in work.source.methods("scale"):
+        name, around = dotted(call.func).rpartition(".")[0], work.source.parents[call]
+        if name in said or not isinstance(around, cst.Attribute) or around.attr.value != "backward":
+            continue
+        said.add(name)
+        write = "make a session there, and migrate that file together with this one, or use `--to compat`"
+        work.note(call, f"{name} scales losses, and is made by code that is not here", write)
+
+
 def _note_custom(work: Work) -> None:
     for node in work.source.nodes:
         if isinstance(node, cst.Decorator):
@@ -118,4 +132,4 @@ def _note_custom(work: Work) -> None:
                 work.note(node, dotted(called), write)
 
 
-__all__ = ["NAME", "OLD_IMPORTS", "SCALERS", "found", "plan"]
+__all__ = ["NAME", "OLD_IMPORTS", "SCALERS", "by_choice", "found", "plan"]

@@ -9,7 +9,7 @@ from ..source import Source
 from .arguments import AUTOCAST, enabled_in, enabled_of
 from .substituted import given_values, substituted
 
-_NOTHING = ("nullcontext", "suppress", "ExitStack", "dummy_context", "null_context", "nullcontext_")
+NOTHING = ("nullcontext", "suppress", "ExitStack", "dummy_context", "null_context", "nullcontext_")
 
 
 def entered(source: Source, call: cst.Call) -> list[cst.WithItem]:
@@ -84,7 +84,7 @@ def _alike(source: Source, call: cst.Call, other: cst.Assign) -> bool:
 
 
 def _is_nothing(node: cst.BaseExpression | None) -> bool:
-    return isinstance(node, cst.Call) and dotted(node.func).rpartition(".")[2] in _NOTHING
+    return isinstance(node, cst.Call) and dotted(node.func).rpartition(".")[2] in NOTHING
 
 
 def choice(source: Source, call: cst.Call) -> cst.IfExp | None:

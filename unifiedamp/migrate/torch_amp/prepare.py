@@ -6,17 +6,16 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from ..nodes import dotted
+from ..nodes import dotted, parameters
 from ..sessions import LONGEST, behind, models_of, owners, prepare_line
 from ..source import Source, Statement
-from ..training.aliases import Aliases, Key
+from ..training.aliases import MODEL_WORDS, Aliases, Key
 from ..training.values import peeled
 from ..work import Work
 from .scaler import Scaler
 from .session import Session
 from .uses import Uses
 
-_MODELS = ("model", "net", "network", "module")
 _MODEL_CALLS = ("parameters", "named_parameters", "train", "eval", "state_dict", "load_state_dict")
 
 
@@ -58,7 +57,34 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
                         "make the session where model and optimizer are made, and add "
                         "`model, optimizer = amp.prepare(model, optimizer)`")  # fmt: skip
     for scope in seen:
-        _in_scope(work, aliases, scaler, session, scope, scopes[scope])
+        for block, assigns in _parts(work.source, scope, scopes[scope]):
+            if block is not None and scope is home and not _is_before(work.source, session.place, block):
+                block = None
+            _in_scope(work, aliases, scaler, session, scope, assigns, block)
+
+
+def _is_before(source: Source, place: Statement, block: cst.CSTNode) -> bool:
+    return source.order[place] < source.order[block] and not source.inside(block, place)
+
+
+def _parts(
+    source: Source, scope: cst.CSTNode, assigns: Sequence[cst.Assign]
+) -> list[tuple[cst.IndentedBlock | None, list[cst.Assign]]]:
+    """Return the lines that make optimizers, and the branch of an ``if`` that alone makes them, or None."""
+    parts: dict[cst.IndentedBlock | None, list[cst.Assign]] = {}
+    for assign in assigns:
+        names = [dotted(target.target) for target in assign.targets]
+        made = [one for name in names for one in source.assigns(name) if source.scope(one) is scope]
+        made = [one for one in made if dotted(one.value) != "None"]
+        given = isinstance(scope, cst.FunctionDef) and set(names) & set(parameters(scope))
+        block = None if given or assign not in made else _common_block(source, scope, made)
+        branch = block if isinstance(block, cst.IndentedBlock) and _is_branch(source, block) else None
+        parts.setdefault(branch, []).append(assign)
+    return list(parts.items())
+
+
+def _is_branch(source: Source, block: cst.IndentedBlock) -> bool:
+    return isinstance(source.parents[block], cst.If | cst.Else)
 
 
 def _comes_first(work: Work, aliases: Aliases, scaler: Scaler, made: cst.Assign) -> bool:
@@ -69,14 +95,26 @@ def _comes_first(work: Work, aliases: Aliases, scaler: Scaler, made: cst.Assign)
         return False
     if aliases.class_of(home) is None or aliases.class_of(method) is not aliases.class_of(home):
         return False
-    scalers = [(source.scope(call), source.order[call]) for call in aliases.calls(home)]
-    scalers.append((home, source.order[scaler.first.assign]))
-    optimizers = [(source.scope(call), source.order[call]) for call in aliases.calls(method)]
-    optimizers.append((method, source.order[made]))
+    scalers = _reached(source, aliases, home, scaler.first.assign)
+    optimizers = _reached(source, aliases, method, made)
     together = [(one, other) for place, one in optimizers for beside, other in scalers if place is beside]
-    if not together and method.name.value == "__init__":
-        return True
+    if not together:
+        return any(isinstance(place, cst.FunctionDef) and place.name.value == "__init__" for place, _ in optimizers)
     return any(one < other for one, other in together)
+
+
+def _reached(
+    source: Source, aliases: Aliases, function: cst.FunctionDef, line: cst.CSTNode, depth: int = 3
+) -> list[tuple[cst.CSTNode, int]]:
+    """Return the functions in which a line runs, its own and those that call it, with the place in each."""
+    found: list[tuple[cst.CSTNode, int]] = [(function, source.order[line])]
+    for call in aliases.calls(function) if depth else ():
+        caller = source.scope(call)
+        if isinstance(caller, cst.FunctionDef) and caller is not function:
+            found += _reached(source, aliases, caller, call, depth - 1)
+        else:
+            found.append((caller, source.order[call]))
+    return found
 
 
 def _remade(
@@ -94,9 +132,15 @@ def _remade(
 
 
 def _in_scope(
-    work: Work, aliases: Aliases, scaler: Scaler, session: Session, scope: cst.CSTNode, assigns: Sequence[cst.Assign]
+    work: Work,
+    aliases: Aliases,
+    scaler: Scaler,
+    session: Session,
+    scope: cst.CSTNode,
+    assigns: Sequence[cst.Assign],
+    branch: cst.IndentedBlock | None,
 ) -> None:
-    """Prepare where the optimizers are made."""
+    """Prepare where the optimizers are made; in the branch that makes them, if one alone does."""
     source = work.source
     models = list(dict.fromkeys(name for assign in assigns for name in _models(source, aliases, assign)))
     optimizers = list(dict.fromkeys(dotted(t.target) for assign in assigns for t in assign.targets if dotted(t.target)))
@@ -105,9 +149,9 @@ def _in_scope(
                         "add `model, optimizer = amp.prepare(model, optimizer)` by hand")  # fmt: skip
     home = source.scope(scaler.first.assign) is scope
     amp = scaler.session if home else scaler.seen_from(assigns[-1])
-    place = session.place if home else source.statement(assigns[-1])
+    place = session.place if home and branch is None else source.statement(assigns[-1])
     assert amp is not None
-    block = _common_block(source, scope, [place, *assigns])
+    block = branch or _common_block(source, scope, [place, *assigns])
     place = source.in_block(place, block) or place
     wrapped = [a for name in models for a in source.assigns(name) if source.scope(a) is scope]
     used = min((source.order[use] for use in scaler.uses if not _makes(source, use)), default=0)
@@ -127,7 +171,7 @@ def _in_home(
     """Prepare behind the session's line, in a function that is given model and optimizer."""
     optimizers = [name for group in groups for name in _seen_as(aliases, home, group)[:1]]
     models = [name for group in model_groups(work.source, aliases) for name in _seen_as(aliases, home, group)[:1]]
-    models = models or [name for name in _MODELS if aliases.binds(home, name)]
+    models = models or [name for name in MODEL_WORDS if aliases.binds(home, name)]
     if not models:
         raise work.stop(scaler.call, f"it is not clear which models {' and '.join(optimizers)} trains",
                         "add `model, optimizer = amp.prepare(model, optimizer)` by hand")  # fmt: skip
@@ -160,7 +204,7 @@ def _models(source: Source, aliases: Aliases, assign: cst.Assign) -> list[str]:
     known = model_groups(source, aliases)
     if not models and isinstance(assign.value, cst.Call):
         given = [arg.value for arg in assign.value.args if dotted(arg.value)]
-        models = [dotted(g) for g in given if aliases.of(g) in known or dotted(g).rpartition(".")[2] in _MODELS]
+        models = [dotted(g) for g in given if aliases.of(g) in known or dotted(g).rpartition(".")[2] in MODEL_WORDS]
     if not models:
         models = [name for group in known for name in _seen_as(aliases, scope, group)[:1]]
     return [name.removesuffix(".module") for name in models]

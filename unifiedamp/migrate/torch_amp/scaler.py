@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from ..nodes import dotted, parameters
+from ..nodes import dotted, parameters, walk
 from ..source import Statement
 from ..training.aliases import Aliases, Key
 from ..work import Work
@@ -101,6 +101,7 @@ class Scaler:
         for use in self.uses:
             if not edits.covers(self._source, use):
                 edits.expression(use, self.name(use))
+        self._rename_types()
         keys = {key for key in self._names if isinstance(key[0], cst.FunctionDef)}
         self._pass_once(keys)
         self._refuse_omitted(keys)
@@ -109,6 +110,16 @@ class Scaler:
                 edits.change(node, lambda new: new.with_changes(name=cst.Name(self._work.names.amp)))
             elif isinstance(node, cst.Call):
                 self._rename_keywords(node, keys)
+
+    def _rename_types(self) -> None:
+        """Write the session's type where ``GradScaler`` was one: ``scaler: Optional[GradScaler] = None``."""
+        edits, source = self._work.edits, self._source
+        for annotation in source.of(cst.Annotation):
+            for node in walk(annotation):
+                if not isinstance(node, cst.Attribute | cst.Name) or source.meaning(node) not in SCALERS:
+                    continue
+                if not isinstance(source.parents[node], cst.Attribute) and not edits.covers(source, node):
+                    edits.expression(node, f"{self._work.names.ua}.Amp")
 
     def _pass_once(self, keys: set[Key]) -> None:
         """Give functions that were given several scalers the one session, once."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import libcst as cst
 
-from ..nodes import argument, dotted, literal
+from ..nodes import argument, conjuncts, dotted, literal, none_of, walk
 from ..sessions import dynamic, session_line
-from ..source import Statement
+from ..source import Source, Statement
 from ..training.aliases import Aliases
 from ..training.flags import condition, empty, guards, lift, otherwise
 from ..work import Work
@@ -81,6 +81,11 @@ class Session:
         first = calls[0]
         statement = statement_in(work, first)
         chain = guards(source, statement, ())
+        if any(self._asks_for_scaler(guard.node.test) for guard in chain) and self._made_once(
+            statement, chain[-1].node
+        ):
+            return chain[-1].node
+        self._refuse_elif(statement)
         nones = [statement_in(work, made) for made in here if made.call is None]
         if not chain:
             for made in here:
@@ -105,6 +110,44 @@ class Session:
         if not nones:
             otherwise(work, chain, [made.assign for made in calls], plain)
         return outer
+
+    def _asks_for_scaler(self, test: cst.BaseExpression) -> bool:
+        """Whether a condition looks at the scaler that is made under it: ``fp16 and self.scaler is None``."""
+        return any(self._aliases.of(one) in self._scaler.groups for one in walk(test) if dotted(one))
+
+    def _made_once(self, statement: Statement, outer: cst.If) -> bool:
+        """Write ``if flag and scaler is None: scaler = GradScaler()`` for a session, which has no flag around it."""
+        work, source = self._work, self._source
+        kept = [part for part in conjuncts(outer.test) if not self._asks_for_scaler(part)]
+        asked = [part for part in conjuncts(outer.test) if part not in kept]
+        first = none_of(asked[0]) if len(asked) == 1 else ""
+        alone = outer.orelse is None and source.parents.get(statement) is outer.body and len(outer.body.body) == 1
+        if not first or not alone:
+            work.block(outer, f"the GradScaler is made under a condition on itself: if {source.code(outer.test)}",
+                       "make the session once, before the training loop")  # fmt: skip
+            return False
+        for made in self._scaler.made:
+            if made.call is None:
+                work.edits.statement(statement_in(work, made), f"{self._scaler.name(target_of(made.assign))} = None")
+        tests = " and ".join(source.code(part).strip() for part in kept)
+        line = self._line(tests or None).replace("\n", "\n    ")
+        work.edits.statement(outer, f"if {self._scaler.session} is None:\n    {line}")
+        return True
+
+    def _refuse_elif(self, statement: Statement) -> None:
+        """Refuse a scaler of one branch of several that code outside of it uses: others may compute in other dtypes."""
+        source = self._source
+        uses = [use for use in self._scaler.uses if not _names_none(source, use)]
+        for above in source.above(statement):
+            if isinstance(above, cst.FunctionDef):
+                return
+            if not isinstance(above, cst.If) or not source.inside(statement, above.body):
+                continue
+            chained = isinstance(above.orelse, cst.If) or isinstance(source.parents.get(above), cst.If)
+            if chained and not all(source.inside(use, above) for use in uses):
+                self._work.block(statement, "the GradScaler is made in one branch of an if with elif",
+                                 "make one session before it, with the policy that the branches choose")  # fmt: skip
+                return
 
     def _only_nones(self, outer: cst.If, statement: Statement, gone: set[Statement]) -> bool:
         """Whether the ``if`` says nothing but whether there is a scaler."""
@@ -156,6 +199,13 @@ class Session:
         if isinstance(start, int | float) and start > 2.0**24:
             settings["max_scale"] = settings["initial_scale"]
         return dynamic(self._work.names, **settings)
+
+
+def _names_none(source: Source, use: cst.CSTNode) -> bool:
+    """Whether a use of a scaler is the target of ``scaler = None``."""
+    target = source.parents.get(use)
+    assign = source.parents.get(target) if isinstance(target, cst.AssignTarget) else None
+    return isinstance(assign, cst.Assign) and dotted(assign.value) == "None"
 
 
 def common_flag(work: Work, scaler: Scaler, calls: list[cst.Call]) -> str | None:

@@ -6,8 +6,9 @@ import libcst as cst
 
 from ..nodes import argument
 from ..source import Statement
-from ..training.clips import Clips, parameters_of
+from ..training.clips import Clips
 from ..training.loops import Loops
+from ..training.values import parameters_of
 from ..work import Work
 from .arguments import CLIPS
 from .uses import Use, Uses, optimizer_of, statement_of

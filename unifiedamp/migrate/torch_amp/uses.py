@@ -48,7 +48,10 @@ def find_uses(work: Work, aliases: Aliases, scaler: Scaler) -> Uses:
             found += _use(work, aliases, scaler, use)
     steps = [use.call.args[0].value for use in found if use.method == "step" and use.call.args]
     steps = steps or list(_past_the_scaler(work, [use.call for use in found if use.method == "scale"]))
-    if not steps:
+    if all(isinstance(work.source.parents[use], cst.AssignTarget | cst.AnnAssign) for use in scaler.uses):
+        work.block(scaler.call, "a GradScaler that nothing here uses",
+                   "remove it; where another file uses it, migrate that file together with this one")  # fmt: skip
+    elif not steps:
         work.block(scaler.call, "a GradScaler whose step is never called",
                    "migrate the file that calls scaler.step together with this one, by hand")  # fmt: skip
     return Uses(found, steps)

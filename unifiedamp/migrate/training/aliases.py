@@ -19,6 +19,9 @@ _EVERYWHERE = (
     "step", "update", "get", "append", "add", "items", "keys", "values", "reset", "save", "load", "to", "log",
 )  # fmt: skip
 
+_OF_MODULES = ("train", "eval")
+MODEL_WORDS = ("model", "net", "network", "module")
+
 
 class Aliases:
     """Groups of expressions that stand for one object.
@@ -35,6 +38,7 @@ class Aliases:
         self._attributes: dict[str, list[Key]] = {}
         self._functions: dict[str, list[cst.FunctionDef]] = {}
         self._classes: dict[str, list[cst.ClassDef]] = {}
+        self._looked_up: set[str] = set()  # the variables whose classes are being asked for
         for owner in source.of(cst.ClassDef):
             self._classes.setdefault(owner.name.value, []).append(owner)
         self._find_scopes()
@@ -131,7 +135,20 @@ class Aliases:
             return [f for f in found if self.class_of(f) is owner] or [f for f in found if self.class_of(f) is not None]
         if root in self._source.imports or last in _EVERYWHERE:
             return []
-        return [f for f in found if self.class_of(f) is not None]
+        found = [f for f in found if self.class_of(f) is not None]
+        if found and last in _OF_MODULES and not call.args and self._is_module(root):
+            made = self._classes_of(root)
+            return [f for f in found if self.class_of(f) in made]
+        return found
+
+    def _is_module(self, name: str) -> bool:
+        """Whether a variable is a torch module by its name, or by what is asked of it: ``model.train()`` is torch's."""
+        if name.rpartition(".")[2].rstrip("s").endswith(MODEL_WORDS):
+            return True
+        asked = [
+            call.func for method in ("parameters", "state_dict", "zero_grad") for call in self._source.methods(method)
+        ]
+        return any(dotted(one.value) == name for one in asked if isinstance(one, cst.Attribute))
 
     def _is_open(self, function: cst.FunctionDef, module: cst.Module) -> bool:
         """Whether a file's importers can name a function: its own functions, and classes by their ``__init__``."""
@@ -144,8 +161,12 @@ class Aliases:
 
     def _classes_of(self, name: str) -> list[cst.ClassDef]:
         """Return the classes of this file that a variable is made of."""
+        if name in self._looked_up:
+            return []  # wrap = wrap(other): what it is made of is asked already
+        self._looked_up.add(name)
         made = [assign.value for assign in self._source.assigns(name) if isinstance(assign.value, cst.Call)]
         inits = [f for value in made for f in self.functions(value) if f.name.value == "__init__"]
+        self._looked_up.discard(name)
         return [owner for owner in map(self.class_of, inits) if owner is not None]
 
     def arguments(self, call: cst.Call) -> Iterator[tuple[cst.Arg, cst.FunctionDef, str]]:

@@ -13,6 +13,7 @@ from ..source import Statement
 from ..work import Work
 from .aliases import Aliases, Key
 from .regions import enclosing
+from .values import parameters_of
 
 CLIPS = {"clip_grad_norm_": ("clip_grad_norm", "max_norm"), "clip_grad_norm": ("clip_grad_norm", "max_norm")}
 CLIPS |= {"clip_grad_value_": ("clip_grad_value", "clip_value")}
@@ -312,25 +313,17 @@ class Clips:
             return True
         if dotted(node) == "torch.autograd.grad" or dotted(node).endswith("autograd.grad"):
             return True
+        if self._is_input(node):
+            return True
         statement = self._source.statement(node)
         return isinstance(statement, cst.If) and not _reads(statement.body)
 
-
-def parameters_of(node: cst.BaseExpression) -> cst.BaseExpression | None:
-    """Return the model of ``model.parameters()``, also in ``filter(lambda p: p.requires_grad, ...)`` and lists."""
-    if isinstance(node, cst.ListComp) and isinstance(node.elt, cst.Name):
-        over = node.for_in
-        wanted = [cst.Module([]).code_for_node(one.test) for one in over.ifs]
-        all_trained = all(test == f"{node.elt.value}.requires_grad" for test in wanted)
-        return parameters_of(over.iter) if all_trained and dotted(over.target) == node.elt.value else None
-    if not isinstance(node, cst.Call):
-        return None
-    if isinstance(node.func, cst.Attribute) and node.func.attr.value == "parameters" and not node.args:
-        return node.func.value
-    name = dotted(node.func)
-    if name == "filter" and len(node.args) == 2 and "requires_grad" in cst.Module([]).code_for_node(node.args[0].value):
-        return parameters_of(node.args[1].value)
-    return parameters_of(node.args[0].value) if name in ("list", "tuple") and len(node.args) == 1 else None
+    def _is_input(self, node: cst.Attribute) -> bool:
+        """Whether a gradient is that of a tensor which the function makes: no optimizer's, so nothing unscales it."""
+        source, scope, owner = self._source, self._source.scope(node), node.value
+        if not isinstance(owner, cst.Name) or not any(source.scope(a) is scope for a in source.assigns(owner.value)):
+            return False
+        return any(source.scope(one) is scope for one in source.assigns(f"{owner.value}.requires_grad"))
 
 
 def _edits_gradients(call: cst.Call) -> bool:

@@ -118,7 +118,7 @@ class Loops:
             return False
         if source.meaning(call.func) == "torch.autograd.backward":
             return True
-        if any(arg.keyword is None for arg in call.args):
+        if any(arg.keyword is None and arg.star != "**" for arg in call.args):
             return False
         if isinstance(receiver, cst.Call) and source.code(receiver.func).endswith(".scale"):
             return False  # what a scaler scales is no loss without AMP
@@ -136,7 +136,7 @@ class Loops:
         amp = self.session_at(call)
         if (
             not source.is_alone(call)
-            or keywords(call) - {"retain_graph"}
+            or _given(call) - {"retain_graph"}
             or dotted(call.func) == "torch.autograd.backward"
         ):
             raise self.work.stop(call, source.code(call), SCALED)
@@ -249,6 +249,12 @@ def _receiver(call: cst.Call) -> cst.BaseExpression:
 def stepped(call: cst.Call) -> cst.BaseExpression:
     """Return the optimizer of ``optimizer.step()`` or ``scaler.step(optimizer)``."""
     return call.args[0].value if call.args and "optim" not in dotted(_receiver(call)) else _receiver(call)
+
+
+def _given(call: cst.Call) -> set[str]:
+    """Return the keywords of a call, without those that its caller was given: ``**kwargs``."""
+    passed = {"*"} if all(arg.star != "*" for arg in call.args) else set[str]()
+    return keywords(call) - passed
 
 
 def _optimizer_like(name: str) -> bool:

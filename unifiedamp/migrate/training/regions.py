@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ _NO_FORWARD = (
     "require_grad", "requires_grad_", "backward", "step", "append", "update", "item", "save", "save_pretrained",
 )  # fmt: skip
 _NO_FORWARD_OF = ("len", "print", "isinstance", "id", "type", "hasattr", "getattr", "next", "iter", "list", "str")
+_FORWARD = re.compile(r"forward|loss|objective|logits|train\w*_step", re.IGNORECASE)
 _DEPTH = 4
 
 
@@ -140,7 +142,10 @@ class Regions:
             return False
         if any(self._aliases.of(arg.value) in self._models for arg in call.args):
             return True
-        return any(self.computes(function.body) for function in self._aliases.functions(call))
+        functions = self._aliases.functions(call)
+        return any(self.computes(one.body) for one in functions) or (
+            all(map(_is_open, functions)) and _is_forward(call)
+        )
 
     def _slice(self, block: Block, body: list[Statement], place: int, needed: set[str], header: str) -> bool:
         """Find, backwards from ``place``, what computes ``needed``, which grows; return whether a model is called."""
@@ -265,6 +270,18 @@ def _prefixes(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
     while isinstance(node, cst.Attribute):
         node = node.value
         yield node
+
+
+def _is_forward(call: cst.Call) -> bool:
+    """Whether a method of ``self``, which a subclass or another file writes, computes a loss by its name."""
+    root, _, name = dotted(call.func).rpartition(".")
+    return root == "self" and bool(_FORWARD.search(name))
+
+
+def _is_open(function: cst.FunctionDef) -> bool:
+    """Whether a method is for subclasses to write: it raises NotImplementedError, or says nothing."""
+    lines = [one for one in walk(function.body) if isinstance(one, cst.BaseSmallStatement)]
+    return all(isinstance(one, cst.Raise | cst.Pass | cst.Expr) for one in lines)
 
 
 def _around(source: Source, nodes: Iterable[cst.CSTNode]) -> set[cst.CSTNode]:

@@ -67,3 +67,20 @@ def bindings(node: cst.CSTNode) -> Iterator[str]:
             goals += [element.value for element in goal.elements]
         elif isinstance(goal, cst.StarredElement):
             goals.append(goal.value)
+
+
+def parameters_of(node: cst.BaseExpression) -> cst.BaseExpression | None:
+    """Return the model of ``model.parameters()``, also in ``filter(lambda p: p.requires_grad, ...)`` and lists."""
+    if isinstance(node, cst.ListComp) and isinstance(node.elt, cst.Name):
+        over = node.for_in
+        wanted = [cst.Module([]).code_for_node(one.test) for one in over.ifs]
+        all_trained = all(test == f"{node.elt.value}.requires_grad" for test in wanted)
+        return parameters_of(over.iter) if all_trained and dotted(over.target) == node.elt.value else None
+    if not isinstance(node, cst.Call):
+        return None
+    if isinstance(node.func, cst.Attribute) and node.func.attr.value == "parameters" and not node.args:
+        return node.func.value
+    name = dotted(node.func)
+    if name == "filter" and len(node.args) == 2 and "requires_grad" in cst.Module([]).code_for_node(node.args[0].value):
+        return parameters_of(node.args[1].value)
+    return parameters_of(node.args[0].value) if name in ("list", "tuple") and len(node.args) == 1 else None
