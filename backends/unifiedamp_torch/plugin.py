@@ -15,6 +15,11 @@ OPTIONS: dict[str, dict[str, object]] = {
         "default": 0,
         "description": "The smallest in_features and out_features of linear layers that run in float8.",
     },
+    "float8_all_gather": {
+        "type": "boolean",
+        "default": False,
+        "description": "fully_shard gathers the weights of layers with one float8 scale in float8.",
+    },
     "scale_on_device": {
         "type": "boolean",
         "default": False,

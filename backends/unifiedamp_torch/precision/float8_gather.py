@@ -134,7 +134,7 @@ class GatheredWeights:
                 amaxes = torch.cat([_amax(each.shard) for each in weights])
                 reduce_over(amaxes, "max", group)
                 present = (_LARGEST / amaxes).clamp(max=LARGEST_SCALE)
-                for each, amax, scale in zip(weights, amaxes.split(1), present.split(1), strict=True):
+                for each, amax, scale in zip(weights, amaxes[:, None], present[:, None], strict=True):
                     _set(each, amax, scale)
         self.fresh = True
 

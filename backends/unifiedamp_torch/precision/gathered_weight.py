@@ -20,7 +20,7 @@ class GatheredWeight(torch.Tensor):
         dtype: what the tensor stands for.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as in torch's docs
     low: torch.Tensor
     unscale: torch.Tensor
 
@@ -31,7 +31,7 @@ class GatheredWeight(torch.Tensor):
         made.low, made.unscale = low, unscale
         return made
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]  # torch leaves it untyped
         """Return a text that reads no numbers: compilers print tensors that have none."""
         return f"GatheredWeight({tuple(self.shape)}, {self.dtype})"
 
@@ -45,7 +45,7 @@ class GatheredWeight(torch.Tensor):
         return GatheredWeight(inner["low"], inner["unscale"], dtype)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]  # torch leaves it untyped
         cls, func: Callable[..., Any], _types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run an operation on what the numbers stand for, except those that give the same tensor, or its first rows."""
