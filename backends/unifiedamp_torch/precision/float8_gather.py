@@ -39,17 +39,26 @@ class ShardedWeight:
     all: GatheredWeights
     scale: torch.Tensor
     unscale: torch.Tensor
-    version: int = -1
+    _version: int = -1
 
     @property
     def shard(self) -> torch.Tensor:
         """The sharded numbers of this rank, of shape (rows, inputs)."""
         return self.held.sharded_param._local_tensor  # type: ignore[no-any-return]  # torch leaves it untyped
 
+    def note(self) -> None:
+        """Note that the scales are those of the present weight."""
+        weight = self.held.sharded_param
+        self._version = weight._version
+
+    def noted(self) -> bool:
+        """Return whether the weight was not written to since."""
+        weight = self.held.sharded_param
+        return self._version == weight._version  # type: ignore[no-any-return]  # torch leaves it untyped
+
     def attach(self) -> None:
         """Gather in float8 from now on."""
-        self.shard.fsdp_pre_all_gather = self.before  # type: ignore[attr-defined]  # what fully_shard looks for
-        self.shard.fsdp_post_all_gather = self.after  # type: ignore[attr-defined]
+        self.shard.__dict__.update(fsdp_pre_all_gather=self.before, fsdp_post_all_gather=self.after)
         self.held._init_extensions()
 
     def detach(self) -> None:
@@ -62,7 +71,7 @@ class ShardedWeight:
 
     def before(self, mesh: Any, size: Any, _stride: Any, _module: Any, _policy: Any) -> Any:
         """Return what this rank gathers: its rows in float8, filled up to those of the other ranks."""
-        if not self.all.fresh or self.version != self.held.sharded_param._version:
+        if not self.all.fresh or not self.noted():
             self.all.set_scales()
         low = (self.shard * self.scale).clamp(-_LARGEST, _LARGEST).to(E4M3).view(torch.uint8)
         missing = -(-size[0] // mesh.size()) - len(low)
@@ -103,8 +112,8 @@ class GatheredWeights:
         """
         held = {id(each.sharded_param): each for each in sharded_parameters([model]) if _takes(each)}
         added = []
-        for name, layer in layers.items():
-            known = held.get(id(layer._parameters.get("weight")))
+        for name, module in layers.items():
+            known = held.get(id(module._parameters.get("weight")))
             if known is not None:
                 added.append(self._made(known, scales.get(name)))
                 added[-1].attach()
@@ -124,7 +133,7 @@ class GatheredWeights:
         """Note whether the scales are those of the present weights, after a replayed step."""
         self.fresh = fresh
         for each in self._all if fresh else ():
-            each.version = each.held.sharded_param._version
+            each.note()
 
     @torch.no_grad()
     def set_scales(self) -> None:
@@ -154,7 +163,7 @@ def _set(weight: ShardedWeight, amax: torch.Tensor, scale: torch.Tensor) -> None
     weight.scale.copy_(scale)
     # Clamping makes an inf finite; the inverse scale tells all ranks of it instead.
     weight.unscale.copy_(torch.where(amax.isfinite(), scale.reciprocal(), torch.nan))
-    weight.version = weight.held.sharded_param._version
+    weight.note()
 
 
 def _amax(shard: torch.Tensor) -> torch.Tensor:
