@@ -49,8 +49,6 @@ LACKING = {
     "tensorflow": {"kernel_profile"},
     "mxnet": {"no_device_wait", "kernel_profile"},
 }
-if (ua.available_backends()["mxnet"].version or "").startswith("2."):
-    LACKING["mxnet"] |= {"weight_updates"}
 """Features that a backend does not declare on a CPU; tests of these do not count on it."""
 WITHOUT = {
     "torch": {
