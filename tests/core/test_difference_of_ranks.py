@@ -62,7 +62,7 @@ def test_a_mean_and_a_sum(changes, expected):
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_another_framework_is_compared_rank_by_rank_where_layouts_do_not_count(ordered):
-    """Sketches of values in ascending order do not depend on them; torch's ranks record none of their own gradients."""
+    """Sketches of sorted values do not depend on layouts. Ranks of PyTorch do not record their own gradients."""
     wrong = {"wrong": "hidden.weight", "ordered": ordered, "backend": "other"}
     assert difference(run("sum"), run("sum", backend="other", ordered=ordered)).first is None
     found = difference(run("sum"), run("sum", **wrong))

@@ -334,17 +334,13 @@ def case_refusals(form):
     return messages
 
 
+OTHER_FILES = (replica_difference_cases, replica_fit_cases, replica_reduction_cases, replica_xla_cases)
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore", ua.AmpWarning)
     cases = {
         name[5:]: case
-        for module in (
-            sys.modules[__name__],
-            replica_difference_cases,
-            replica_fit_cases,
-            replica_reduction_cases,
-            replica_xla_cases,
-        )
+        for module in (sys.modules[__name__], *OTHER_FILES)
         for name, case in vars(module).items()
         if name.startswith("case_")
     }

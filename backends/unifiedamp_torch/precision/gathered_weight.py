@@ -26,7 +26,7 @@ class GatheredWeight(torch.Tensor):
 
     @staticmethod
     def __new__(cls, low: torch.Tensor, unscale: torch.Tensor, dtype: torch.dtype) -> GatheredWeight:
-        """Return a tensor without memory of its own."""
+        """Return a wrapper around ``low`` and ``unscale``, which hold its data."""
         made = torch.Tensor._make_wrapper_subclass(cls, low.shape, dtype=dtype, device=low.device)
         made.low, made.unscale = low, unscale
         return made
