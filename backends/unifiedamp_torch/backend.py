@@ -25,7 +25,7 @@ from .models.convert import TorchConverter
 from .models.shapes import TorchLayerShapes
 from .models.weights import TorchWeights
 from .options import TorchOptions
-from .precision import custom_functions, emulation, float8_layers
+from .precision import custom_functions, emulation, float8_experts, float8_layers
 from .precision.float8_history import TorchAmaxHistory
 from .precision.policy_switch import TorchPolicySwitcher
 from .precision.precision import TorchPrecision
@@ -138,6 +138,7 @@ class TorchBackend(Backend):
         if self.spec.policy.compute_dtype == "float8":
             least, emulate = options.float8_min_features, options.emulate or self.spec.policy.emulate
             rows += float8_layers.rows(self._preparation.float8, self.spec.policy.float8, emulate, least)
+            rows += float8_experts.rows(self._preparation.float8_experts, self.spec.policy.float8, emulate)
             rows += self._steps.float8.rows()
         return rows + emulation.rows(self.spec.policy)
 

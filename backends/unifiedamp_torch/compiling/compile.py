@@ -25,8 +25,8 @@ _TRACED = {
     "unifiedamp": {"cli", "compat", "conformance", "custom_functions", "migrate", "output", "workloads"},
     "unifiedamp_torch": {"conformance", "precision", "recording", "training"},
     "unifiedamp_torch.precision": {
-        "autocast", "casts", "custom_functions", "float8", "float8_casts", "float8_forward", "gathered_weight",
-        "float8_products", "float8_scales", "float8_weights", "layers", "recomputation",
+        "autocast", "casts", "custom_functions", "float8", "float8_casts", "float8_experts", "float8_forward",
+        "float8_grouped", "gathered_weight", "float8_products", "float8_scales", "float8_weights", "layers", "recomputation",
     },
     "unifiedamp_torch.recording": {"compiled_layers"},
     "unifiedamp_torch.training": {"bfloat16_rounding", "compiled_update", "rounded_update", "scale_transition"},

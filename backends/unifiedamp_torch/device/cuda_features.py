@@ -11,6 +11,7 @@ BFLOAT16_SINCE = (8, 0)
 FLOAT8_SINCE = (8, 9)
 ROWWISE_SINCE = (9, 0)
 BLOCKS_ON, BLOCKS_CUDA = (9, 0), (12, 9)
+GROUPED_ON = (9, 0)
 TENSOR_CORES_SINCE = (7, 0)
 
 
@@ -68,6 +69,15 @@ def cuda_float8_recipe(device: torch.device, scaling: str) -> Support:
         wants = "need compute capability 9.0 and CUDA 12.9 or newer"
         return Support(False, f"{said}, CUDA {torch.version.cuda}: torch's float8 products of 128-blocks {wants}")
     return Support(True, f"{said}: float8 Tensor Cores, scales of 128-blocks")
+
+
+def cuda_float8_grouped(device: torch.device) -> Support:
+    """Return whether a CUDA device runs ``grouped_mm`` in float8."""
+    runs = cuda_float8(device)
+    if not runs:
+        return runs
+    capability, said = _described(device)
+    return Support(capability == GROUPED_ON, f"{said}: torch's grouped float8 product needs compute capability 9.0")
 
 
 def cuda_tf32(device: torch.device, native: str) -> Support:

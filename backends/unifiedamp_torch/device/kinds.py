@@ -10,7 +10,7 @@ import torch
 from unifiedamp.backend import Support, errors
 
 from .cpu_features import cpu_dtype
-from .cuda_features import check_cuda, cuda_dtype, cuda_float8, cuda_float8_recipe, cuda_tf32
+from .cuda_features import check_cuda, cuda_dtype, cuda_float8, cuda_float8_grouped, cuda_float8_recipe, cuda_tf32
 
 
 def check_present(device: torch.device) -> torch.device:
@@ -57,6 +57,7 @@ class DeviceTraits:
         dtype_support: whether a 16-bit dtype runs on a device, and whether it is faster than float32 there.
         float8: whether a device multiplies float8 matrices.
         float8_recipe: whether it does with the scales of a recipe.
+        float8_grouped: whether a device runs ``grouped_mm`` in float8.
         tf32: whether a device has TF32.
         reads_without_sync: reading a value waits for nothing.
         asynchronous: it runs behind Python's back; copies to the host take pinned memory and an event.
@@ -80,6 +81,7 @@ class DeviceTraits:
     dtype_support: Callable[[torch.device, str], tuple[Support, Support]] = autocast_dtype
     float8: Callable[[torch.device], Support] = no_float8
     float8_recipe: Callable[[torch.device, str], Support] = no_float8_recipe
+    float8_grouped: Callable[[torch.device], Support] = no_float8
     tf32: Callable[[torch.device, str], Support] = no_tf32
     reads_without_sync: bool = False
     asynchronous: bool = True
@@ -118,6 +120,7 @@ TRAITS: dict[str, DeviceTraits] = {
         dtype_support=cuda_dtype,
         float8=cuda_float8,
         float8_recipe=cuda_float8_recipe,
+        float8_grouped=cuda_float8_grouped,
         tf32=cuda_tf32,
         autocast_key="AutocastCUDA",
         casts_rnns_to_float16=True,

@@ -149,20 +149,21 @@ def _tensor_scale(amax: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _by_row(tensor: torch.Tensor, dtype: torch.dtype) -> Scaled:
-    scale = _power_of_two(torch.finfo(dtype).max / tensor.abs().amax(1, keepdim=True).float())
+    scale = row_scale(tensor.abs().amax(1, keepdim=True), dtype)
     return Scaled((tensor * scale).to(dtype).contiguous(), scale.reciprocal())
 
 
 def _by_block(tensor: torch.Tensor, dtype: torch.dtype, high: int = 1) -> Scaled:
     m, k = tensor.shape
     blocks = tensor.reshape(m // high, high, k // BLOCK, BLOCK)
-    scale = _power_of_two(torch.finfo(dtype).max / blocks.abs().amax((1, 3), keepdim=True).float())
+    scale = row_scale(blocks.abs().amax((1, 3), keepdim=True), dtype)
     values = (blocks * scale).to(dtype).reshape(m, k).contiguous()
     return Scaled(values, scale.reciprocal().reshape(m // high, k // BLOCK))
 
 
-def _power_of_two(scale: torch.Tensor) -> torch.Tensor:
-    """Return float32 scales rounded down to powers of two; 0 of an inf among the values, inf of a nan."""
+def row_scale(amax: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return float32 scales of largest magnitudes, rounded down to powers of two; 0 of an inf, inf of a nan."""
+    scale = torch.finfo(dtype).max / amax.float()
     return (scale.clamp(max=LARGEST_SCALE).view(torch.int32) & _SIGN_AND_EXPONENT).view(torch.float32)
 
 

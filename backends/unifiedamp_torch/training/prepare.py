@@ -19,7 +19,7 @@ from ..distributed.reduction import check_reduction, reduce_gradients_in
 from ..distributed.shard_states import refuse_other_shards
 from ..distributed.wrapped import called, casting, is_shared, is_wrapped, replicated, sharded
 from ..layer_paths import ParamNames, is_in
-from ..precision import casts, float8_forward, float8_layers, layers, recomputation
+from ..precision import casts, float8_experts, float8_forward, float8_layers, layers, recomputation
 from ..precision.float8_state import Float8State
 from . import prepare_checks as checks
 from .gradients import parameters, zero_grad
@@ -45,6 +45,7 @@ class Preparation:
 
     Attributes:
         float8: for each model, layer path → why the layer does not run in float8.
+        float8_experts: likewise, of modules with grouped products.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Preparation:
         self._forwards: list[Callable[[], None]] = []  # what undoes the present policy's forwards
         self._outputs: list[casts.OutputCast] = []
         self.float8: list[dict[str, str]] = []
+        self.float8_experts: list[dict[str, str]] = []
 
     def prepare(self, models: Sequence[torch.nn.Module], optimizers: Sequence[Optimizer]) -> None:
         """Check and attach; see ``Training.prepare``."""
@@ -173,6 +175,7 @@ class Preparation:
         policy = self._spec.policy
         self._detach_forwards()
         self.float8.clear()
+        self.float8_experts.clear()
         for model, recomputed in self._attached:
             self._attach_forwards(model, layers.layer_dtypes(model, policy, self._device.type), recomputed)
         for cast_output in self._outputs:
@@ -215,27 +218,34 @@ class Preparation:
         self._forwards += layers.without_autocast(found, self._device.type)
 
     def _attach_float8(self, model: torch.nn.Module, dtypes: Mapping[str, str]) -> None:
-        emulate = self._emulate or self._spec.policy.emulate
-        how = float8_layers.how(self._spec.policy.float8, not emulate and has_float8_kernels(self._device))
+        emulate, device = self._emulate or self._spec.policy.emulate, self._device
+        how = float8_layers.how(self._spec.policy.float8, not emulate and has_float8_kernels(device))
         chosen = float8_layers.choose(model, dtypes, how.multiple, self._min_features)
-        if all(chosen.values()):
-            path, why = next(iter(chosen.items()), ("", "it has no torch.nn.Linear"))
-            self._spec.warn(
-                f"policy '{self._spec.policy}' runs nothing of {type(model).__name__} in float8: "
-                f"{path and path + ': '}{why}; amp.explain() lists the layers",
-                errors.PolicyWarning,
-            )
+        unsupported = float8_experts.why_unsupported(how, self._spec.policy.float8, emulate, device)
+        experts = float8_experts.choose(model, dtypes, unsupported, self._min_features)
+        self._warn_without_float8(model, {**chosen, **experts})
         prefix = f"model{len(self.float8)}." if self.float8 else ""
         self.float8.append(chosen)
-        paths = [path for path, why in chosen.items() if not why]
-        self._forwards += float8_forward.wrap(model, paths, self._device.type, how, emulate, self._float8_state, prefix)
-
-        if self._float8_state.gathered is not None and not len(self._float8_state.gathered):
+        self.float8_experts.append(experts)
+        state = self._float8_state
+        self._forwards += float8_forward.wrap(model, _in_float8(chosen), device.type, how, emulate, state, prefix)
+        self._forwards += float8_experts.wrap(model, _in_float8(experts), device.type, how, emulate)
+        if state.gathered is not None and not len(state.gathered):
             self._spec.warn(
                 f"backend_options.torch.float8_all_gather has no effect on {type(model).__name__}: it holds no float8 "
                 "layer that fully_shard divides by rows on its device",
                 errors.PolicyWarning,
             )
+
+    def _warn_without_float8(self, model: torch.nn.Module, chosen: Mapping[str, str]) -> None:
+        if not all(chosen.values()):
+            return
+        path, why = next(iter(chosen.items()), ("", "it has no torch.nn.Linear"))
+        self._spec.warn(
+            f"policy '{self._spec.policy}' runs nothing of {type(model).__name__} in float8: "
+            f"{path and path + ': '}{why}; amp.explain() lists the layers",
+            errors.PolicyWarning,
+        )
 
     def _converts_layout(self, model: torch.nn.Module) -> bool:
         """Return whether a model's convolutions are changed to channels last."""
@@ -275,3 +285,7 @@ def _drop_gradients(optimizers: Sequence[Optimizer], earlier: ParamNames) -> Non
         for param in parameters(optimizer):
             if param in earlier:
                 param.grad = None
+
+
+def _in_float8(chosen: Mapping[str, str]) -> list[str]:
+    return [path for path, why in chosen.items() if not why]
