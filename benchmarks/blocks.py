@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,6 +30,8 @@ class Sizes:
 
 LLAMA = Sizes(length=8192, batch=1, model="llama")
 """Blocks with the shapes of Llama-3-8B."""
+EXPERTS = Sizes(length=8192, batch=1, blocks=1, model="experts")
+"""A block with the shapes of Mixtral-8x7B."""
 SMOKE = Sizes(width=64, heads=4, blocks=2, length=32, batch=4, tokens=32)
 
 
@@ -52,14 +55,51 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
-class LlamaBlock(nn.Module):
-    """RMSNorm, attention with a quarter of the key and value heads, and a gated feed-forward network of 3.5 times the
-    width, without biases.
-    """
+class Gated(nn.Module):
+    """A gated feed-forward network of 3.5 times the width."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        few, hidden = width // 4, width * 7 // 2
+        hidden = width * 7 // 2
+        self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, length, width) → the same shape."""
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Experts(nn.Module):
+    """Eight gated feed-forward networks of 3.5 times the width, of which each token uses two."""
+
+    COUNT, USED = 8, 2
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        shape = self.COUNT, width * 7 // 2, width
+        self.router = nn.Linear(width, self.COUNT, bias=False)
+        self.gate, self.up, self.down = (nn.Parameter(0.02 * torch.randn(shape)) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, length, width) → the same shape."""
+        rows = x.flatten(0, 1)
+        shares, chosen = self.router(rows).float().softmax(-1).topk(self.USED)
+        order = chosen.flatten().argsort(stable=True)
+        experts = torch.arange(self.COUNT, device=x.device)
+        ends = (chosen.flatten()[:, None] == experts).sum(0).cumsum(0).to(torch.int32)
+        sent = rows[order // self.USED].bfloat16()
+        gate, up, down = (weight.bfloat16() for weight in (self.gate, self.up, self.down))
+        hidden = F.silu(F.grouped_mm(sent, gate.mT, offs=ends)) * F.grouped_mm(sent, up.mT, offs=ends)
+        out = F.grouped_mm(hidden, down, offs=ends) * shares.flatten()[order][:, None]
+        return torch.zeros_like(rows, dtype=out.dtype).index_add(0, order // self.USED, out).view(x.shape)
+
+
+class LlamaBlock(nn.Module):
+    """RMSNorm, attention with a quarter of the key and value heads, and a feed-forward network, without biases."""
+
+    def __init__(self, width: int, heads: int, feed_forward: Callable[[int], nn.Module] = Gated) -> None:
+        super().__init__()
+        few = width // 4
 
         def linear(inputs: int, outputs: int) -> nn.Linear:
             return nn.Linear(inputs, outputs, bias=False)
@@ -72,7 +112,7 @@ class LlamaBlock(nn.Module):
             linear(width, few),
             linear(width, width),
         )
-        self.gate, self.up, self.down = linear(width, hidden), linear(width, hidden), linear(hidden, width)
+        self.feed_forward = feed_forward(width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, length, width) → the same shape."""
@@ -81,11 +121,14 @@ class LlamaBlock(nn.Module):
         q, k, v = (part(low).unflatten(-1, (-1, size)).transpose(1, 2) for part in (self.q, self.k, self.v))
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + self.proj(seen.transpose(1, 2).flatten(2))
-        low = self.norm2(x)
-        return x + self.down(F.silu(self.gate(low)) * self.up(low))
+        return x + self.feed_forward(self.norm2(x))
 
 
-BLOCKS = {"gpt": Block, "llama": LlamaBlock}
+BLOCKS: dict[str, Callable[[int, int], nn.Module]] = {
+    "gpt": Block,
+    "llama": LlamaBlock,
+    "experts": functools.partial(LlamaBlock, feed_forward=Experts),
+}
 
 
 class Stack(nn.Module):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from blocks import BLOCKS, LLAMA, SMOKE, Chain, Sizes, Stack, training_step
+from blocks import BLOCKS, EXPERTS, LLAMA, SMOKE, Chain, Sizes, Stack, training_step
 from native.torch_amp import gpu
 from record import RESULTS, hardware, show, write
 from timing import Comparison, Loop, compare
@@ -141,7 +141,7 @@ def parse(parser: argparse.ArgumentParser) -> Any:
     options = parser.parse_args()
     if options.smoke and options.out == RESULTS:
         parser.error("--smoke measures nothing useful: pass --out")
-    base = vars(SMOKE if options.smoke else LLAMA if options.model == "llama" else Sizes())
+    base = vars(SMOKE if options.smoke else {"llama": LLAMA, "experts": EXPERTS}.get(options.model, Sizes()))
     options.sizes = Sizes(**{name: getattr(options, name) or value for name, value in base.items()})
     options.pairs = options.pairs or (2 if options.smoke else 30)
     options.lr = options.lr or (3e-3 if options.smoke else 1e-4)

@@ -8,13 +8,17 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "fp8.py"
 
 
-def test_a_small_transformer_learns_as_well(tmp_path):
-    command = [sys.executable, "-W", "ignore", str(SCRIPT), "--smoke", "--loss-steps", "80", "--recipes", "tensorwise"]
-    run = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=300)
+@pytest.mark.parametrize(("model", "recipe"), [("gpt", "tensorwise"), ("experts", "rowwise")])
+def test_a_small_transformer_learns_as_well(tmp_path, model, recipe):
+    if model == "experts" and not hasattr(torch.nn.functional, "grouped_mm"):
+        pytest.skip("torch.nn.functional.grouped_mm came with torch 2.10")
+    command = [sys.executable, "-W", "ignore", str(SCRIPT), "--smoke", "--loss-steps", "80", "--recipes", recipe]
+    command += ["--model", model, "--out", str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     record = json.loads((tmp_path / "fp8-torch.json").read_text(encoding="utf-8"))
     assert record["columns"] == ["mixed_float8", "mixed_bfloat16"]

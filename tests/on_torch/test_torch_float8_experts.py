@@ -282,9 +282,12 @@ def test_outside_regions_and_with_other_arguments_it_is_torch_s_own():
 
 
 def test_experts_alone_are_enough():
-    with closing(session(ROWWISE)) as amp:
+    for policy, options in ((ROWWISE, {}), ("mixed_float8;emulate=true", {"match": "runs nothing of Experts"})):
         model = Experts()
-        amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))  # a warning would be an error
-    with closing(session("mixed_float8;emulate=true")) as amp, pytest.warns(ua.PolicyWarning, match="runs nothing of Experts"):
-        model = Experts()
-        amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with closing(session(policy)) as amp:
+            if not options:
+                amp.prepare(model, optimizer)  # a warning would be an error
+                continue
+            with pytest.warns(ua.PolicyWarning, **options):
+                amp.prepare(model, optimizer)

@@ -5,7 +5,9 @@ import torch
 
 import unifiedamp as ua
 from unifiedamp_torch.device.selection import has_float8_kernels
-from unifiedamp_torch.precision.float8_casts import BLOCKS, E4M3, E5M2, ROW, SQUARES, TENSOR, cast
+from unifiedamp_torch.precision import float8_grouped
+from unifiedamp_torch.precision.float8 import How
+from unifiedamp_torch.precision.float8_casts import BLOCKS, E4M3, E5M2, ROW, SQUARES, TENSOR, Scaled, cast
 
 pytestmark = pytest.mark.skipif(
     not (torch.cuda.is_available() and has_float8_kernels(torch.device("cuda"))), reason="needs a GPU with float8"
@@ -49,6 +51,52 @@ def test_a_kernel_casts_as_plain_operations_do(scaling, source, shape):
             assert_same(kernel.transposed, plain.transposed)
             if plain.amax is not None:
                 assert float(kernel.amax) == float(plain.amax)
+
+
+BY_KERNEL, PLAIN = How(ROW, kernels=True), How(ROW)
+GROUPS = [(300, 211, 1000, 0, 5), (7, 24, 1), (0, 20, 0, 0, 13), (1,) * 40, (0, 0)]
+
+
+def ends(sizes):
+    return torch.tensor(sizes, device="cuda").cumsum(0).to(torch.int32)
+
+
+@pytest.mark.parametrize("sizes", GROUPS, ids=str)
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16], ids=str)
+def test_a_kernel_casts_groups_as_plain_operations_do(source, sizes):
+    tensor, rows = made((sum(sizes) + 5, 528), source), sum(sizes)  # the last rows are in no group
+    layout = float8_grouped.Layout.of(len(tensor), ends(sizes))
+    length = int(layout.bounds[-1])
+    for wants_rows in (True, False):
+        (kernel_rows, kernel), (plain_rows, plain) = (
+            layout.cast(tensor, how, wants_rows, True) for how in (BY_KERNEL, PLAIN)
+        )
+        assert (kernel_rows is None) == (plain_rows is None) == (not wants_rows)
+        if wants_rows:
+            assert_same(*(Scaled(each.values[:rows], each.inverse[:rows]) for each in (kernel_rows, plain_rows)))
+        used = [Scaled(each.values[:, :length].contiguous(), each.inverse) for each in (kernel, plain)]
+        assert_same(*used)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("sizes", GROUPS, ids=str)
+def test_grouped_products_as_emulated(sizes, compiled, turned):
+    x, grad = made((sum(sizes) + 5, 64), torch.bfloat16), made((sum(sizes) + 5, 48), torch.bfloat16, seed=1)
+    weight = made((len(sizes) * 64, 48), torch.float32, seed=2).view(len(sizes), 64, 48)
+    weight = weight.mT.contiguous().mT if turned else weight
+    results = []
+    for how, emulate in ((BY_KERNEL, False), (PLAIN, True)):
+        torch._dynamo.reset()
+        run = torch.compile(float8_grouped.grouped, fullgraph=True) if compiled else float8_grouped.grouped
+        inputs = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        out = run(*inputs, ends(sizes), how, emulate)[: sum(sizes)]
+        dx, dw = torch.autograd.grad(out, inputs, grad[: sum(sizes)])
+        results.append((out, dx[: sum(sizes)], dw))
+    for native, emulated in zip(*results, strict=True):
+        if native.numel():
+            error = (native.float() - emulated.float()).abs().max()
+            assert error <= 2**-6 * emulated.float().abs().max()
 
 
 @pytest.mark.parametrize("scaling", [TENSOR, "given", ROW, BLOCKS, SQUARES])

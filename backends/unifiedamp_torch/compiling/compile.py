@@ -26,7 +26,8 @@ _TRACED = {
     "unifiedamp_torch": {"conformance", "precision", "recording", "training"},
     "unifiedamp_torch.precision": {
         "autocast", "casts", "custom_functions", "float8", "float8_casts", "float8_experts", "float8_forward",
-        "float8_grouped", "gathered_weight", "float8_products", "float8_scales", "float8_weights", "layers", "recomputation",
+        "float8_grouped", "float8_products", "float8_scales", "float8_weights", "gathered_weight", "layers",
+        "recomputation",
     },
     "unifiedamp_torch.recording": {"compiled_layers"},
     "unifiedamp_torch.training": {"bfloat16_rounding", "compiled_update", "rounded_update", "scale_transition"},

@@ -18,7 +18,6 @@ from .float8_casts import ROW
 from .float8_grouped import MULTIPLE, Operands, grouped
 from .layers import Forward, dtype_at
 
-
 _NAMES = (torch, "_grouped_mm"), (torch.nn.functional, "grouped_mm")
 _GROUPED = [getattr(module, name) for module, name in _NAMES if hasattr(module, name)]
 """In eager mode the second one calls the first; dynamo takes it as it is."""
@@ -94,7 +93,7 @@ def choose(
 
 
 def _stacked(module: torch.nn.Module) -> dict[str, torch.Size]:
-    """Return name → shape of the parameters that hold a matrix for each expert. Convolutions have some of that shape."""
+    """Return name → shape of the parameters that hold a matrix for each expert; torch's convolutions have others."""
     if type(module).__module__.startswith("torch.nn."):
         return {}
     parameters = module._parameters.items()
@@ -142,7 +141,7 @@ def _let_dynamo_see() -> None:
 
 
 def rows(models: Sequence[Mapping[str, str]], recipe: Float8Recipe, emulate: bool) -> list[PlanRow]:
-    """Return the rows of ``amp.explain()``, one for each module of experts; the arguments as in ``float8_layers.rows``."""
+    """Return the rows of ``amp.explain()``, one for each module of experts; arguments as in ``float8_layers.rows``."""
     native = recipe.emulation_text() if emulate else "torch._scaled_grouped_mm, forward and backward"
     found = []
     for index, model in enumerate(models):

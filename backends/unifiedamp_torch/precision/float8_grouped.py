@@ -53,6 +53,13 @@ class Operands(NamedTuple):
         return all(size % MULTIPLE == 0 for size in weight.shape[1:])
 
 
+class Wants(NamedTuple):
+    """Which gradients will be asked for."""
+
+    x: bool
+    weight: bool
+
+
 def grouped(x: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor, how: How, emulate: bool) -> torch.Tensor:
     """Return ``x[rows of i] @ weight[i]``, bfloat16 of shape (rows, outputs).
 
@@ -63,9 +70,10 @@ def grouped(x: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor, how: How,
         how: which products run in float8; its scaling is that of rows.
         emulate: multiply in bfloat16, which is exact, and sum in float32; on any device.
     """
-    wants_weight = torch.is_grad_enabled() and weight.requires_grad
+    trains = torch.is_grad_enabled()
+    wants = Wants(trains and x.requires_grad, trains and weight.requires_grad)
     out: torch.Tensor = Grouped8.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        x, weight, offs, how, emulate, wants_weight
+        x, weight, offs, how, emulate, wants
     )
     return out
 
@@ -75,38 +83,42 @@ class Grouped8(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor, how: How, emulate: bool, wants_weight: bool
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor, how: How, emulate: bool, wants: Wants
     ) -> torch.Tensor:
-        """See :func:`grouped`; ``wants_weight``: the gradient of the weight will be asked for."""
-        ctx.how, ctx.emulate, ctx.dtypes, ctx.rows = how, emulate, (x.dtype, weight.dtype), len(x)
-        of_x: tuple[torch.Tensor | None, ...] = (None, None)
-        if wants_weight:
-            of_x = _by_group(x, offs) if how.wgrad else (x.bfloat16(), None)
-        ctx.save_for_backward(*of_x, weight, offs)
-        if not how.fprop:
+        """See :func:`grouped`; ``wants``: the gradients that will be asked for."""
+        layout = Layout.of(len(x), offs)
+        sums = how.wgrad and wants.weight
+        x_rows, x_columns = layout.cast(x, how, how.fprop, sums)
+        forward, backward = _cast_weights(weight, how, how.fprop, how.dgrad and wants.x)
+        ctx.how, ctx.emulate, ctx.dtypes = how, emulate, (x.dtype, weight.dtype)
+        ctx.turned = weight.mT.is_contiguous()  # the gradient of the weight then has the same layout
+        plain = x.bfloat16() if wants.weight and not how.wgrad else None, None
+        of_weight = backward or (None if how.dgrad else weight, None)
+        ctx.save_for_backward(*(x_columns or plain), *of_weight, offs, *layout)
+        if forward is None or x_rows is None:
             return _in_bfloat16(x, weight, offs)
-        return _product(_rows(x, how), _turned_weight(weight.mT, how), offs, emulate)
+        return _product(x_rows, forward, offs, emulate)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         """Return the gradients of x and weight."""
-        x, x_inverse, weight, offs = ctx.saved_tensors
-        how, (x_dtype, weight_dtype) = ctx.how, ctx.dtypes
+        x, x_inverse, weight, weight_inverse, offs, *layout = ctx.saved_tensors
+        how, (x_dtype, weight_dtype), layout = ctx.how, ctx.dtypes, Layout(*layout)
+        wants_x, wants_weight = ctx.needs_input_grad[:2]
+        rows, columns = layout.cast(grad, how, how.dgrad and wants_x, how.wgrad and wants_weight)
         dx = dw = None
-        if ctx.needs_input_grad[0]:
-            if how.dgrad:
-                dx = _product(_rows(grad, how), _turned_weight(weight, how), offs, ctx.emulate)
-            else:
-                dx = _in_bfloat16(grad, weight.mT, offs)
-        if ctx.needs_input_grad[1]:
-            turned = weight.mT.is_contiguous()  # its gradient then has the same layout
-            if how.wgrad:
-                pair = Scaled(x, x_inverse), Scaled(*_by_group(grad, offs))
-                ends = _padded_ends(offs)
-                dw = _sums(*pair[::-1], ends, ctx.emulate).mT if turned else _sums(*pair, ends, ctx.emulate)
-            else:
-                pair = x, grad.bfloat16().contiguous()
-                dw = _in_bfloat16(pair[1].t(), pair[0], offs).mT if turned else _in_bfloat16(pair[0].t(), pair[1], offs)
+        if rows is not None:
+            dx = _product(rows, Scaled(weight, weight_inverse), offs, ctx.emulate)
+        elif wants_x:
+            dx = _in_bfloat16(grad, weight.mT, offs)
+        if columns is not None:
+            pair = (columns, Scaled(x, x_inverse)) if ctx.turned else (Scaled(x, x_inverse), columns)
+            dw = _sums(*pair, layout.bounds[1:], ctx.emulate)
+        elif wants_weight:
+            low = grad.contiguous()
+            dw = _in_bfloat16(low.t(), x, offs) if ctx.turned else _in_bfloat16(x.t(), low, offs)
+        if dw is not None and ctx.turned:
+            dw = dw.mT
         return _as(dx, x_dtype), _as(dw, weight_dtype), None, None, None, None
 
 
@@ -115,56 +127,111 @@ def _as(tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     return tensor if tensor is None or tensor.dtype is dtype else tensor.to(dtype)
 
 
-def _rows(matrix: torch.Tensor, how: How) -> Scaled:
-    found = casts.cast(matrix, E4M3, casts.ROW, kernels=how.kernels).rows
-    assert found is not None
-    return found
+# -- casts -------------------------------------------------------------------------------------------------------------
 
 
-def _turned_weight(weight: torch.Tensor, how: How) -> Scaled:
-    """Return matrices of shape (groups, n, k), each row-major, and their inverse scales of shape (groups, n)."""
+class Layout(NamedTuple):
+    """Where rows go when the groups are padded.
+
+    Attributes:
+        source: int32 of shape (padded rows,): the row that goes there; the number of rows for none.
+        group: int32 of shape (padded rows,): its group; the number of groups after the last.
+        bounds: int32 of shape (groups + 1,): where the padded groups begin and end.
+    """
+
+    source: torch.Tensor
+    group: torch.Tensor
+    bounds: torch.Tensor
+
+    @classmethod
+    def of(cls, rows: int, offs: torch.Tensor) -> Layout:
+        """Return the layout of so many rows; there are as many padded rows as any ``offs`` needs."""
+        zero = offs.new_zeros(1)
+        starts = torch.cat([zero, offs])
+        padded = ((torch.diff(starts) + MULTIPLE - 1) // MULTIPLE).clamp(min=1) * MULTIPLE
+        bounds = torch.cat([zero, padded.cumsum(0, dtype=offs.dtype)])
+        length = -(-rows // MULTIPLE) * MULTIPLE + MULTIPLE * len(offs)
+        places = torch.arange(length, device=offs.device, dtype=offs.dtype)
+        group = _groups_of(places, bounds[1:])
+        row = places - bounds[group] + starts[group]
+        return cls(torch.where(row < torch.cat([offs, zero])[group], row, rows), group, bounds)
+
+    def cast(self, matrix: torch.Tensor, how: How, rows: bool, columns: bool) -> tuple[Scaled | None, Scaled | None]:
+        """Return a matrix as two operands.
+
+        Args:
+            matrix: shape (rows, k).
+            how: whether kernels are used.
+            rows: return it as it is, of shape (rows, k), with inverse scales of shape (rows, 1).
+            columns: return it transposed, of shape (k, padded rows), with inverse scales of shape (groups, k).
+        """
+        if not columns:
+            return _rows(matrix, how) if rows else None, None
+        if not how.kernels:
+            return _rows(matrix, how) if rows else None, self._columns(matrix)
+        length = len(self.source)
+        values, inverse, turned, across = _by_kernel(matrix, self, 0, length, rows)
+        return Scaled(values, inverse) if rows else None, Scaled(turned.view(-1, length), across)
+
+    def _columns(self, matrix: torch.Tensor) -> Scaled:
+        k, groups = matrix.shape[1], len(self.bounds) - 1
+        padded = torch.cat([matrix, matrix.new_zeros(1, k)])[self.source]
+        each = self.group.long()[:, None].expand(-1, k)
+        amax = padded.new_zeros(groups + 1, k).scatter_reduce(0, each, padded.abs(), "amax")
+        scale = casts.row_scale(amax, E4M3)
+        low = (padded * scale[self.group]).to(E4M3)
+        return Scaled(low.t().contiguous(), scale[:groups].reciprocal())
+
+
+def _groups_of(places: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Return how many groups end before each place. Inductor's ``torch.searchsorted`` reads a slice from its beginning
+    (torch 2.11, CUDA).
+    """
+    return (places[:, None] >= ends).sum(1, dtype=torch.int32)
+
+
+def _cast_weights(weight: torch.Tensor, how: How, forward: bool, backward: bool) -> tuple[Scaled | None, Scaled | None]:
+    """Return the operands of out and of dx: values of shape (groups, n, k), inverse scales of shape (groups, n).
+
+    Args:
+        weight: shape (groups, inputs, outputs), in any layout.
+        how: whether kernels are used.
+        forward, backward: which are returned.
+    """
+    if how.kernels and forward and backward:
+        turned = weight.mT.is_contiguous()
+        one, other = _both_by_kernel(weight.mT if turned else weight.contiguous())
+        return (one, other) if turned else (other, one)
+    return _matrices(weight.mT, how) if forward else None, _matrices(weight, how) if backward else None
+
+
+def _both_by_kernel(weight: torch.Tensor) -> tuple[Scaled, Scaled]:
+    """Return contiguous matrices of shape (groups, n, k) with scales of rows, and so their transposed copies."""
+    groups, n, k = weight.shape
+    places = torch.arange(groups * n, device=weight.device, dtype=torch.int32)
+    layout = Layout(places, places // n, torch.arange(groups + 1, device=weight.device, dtype=torch.int32) * n)
+    values, inverse, turned, across = _by_kernel(weight.view(groups * n, k), layout, n * k, n, True)
+    return Scaled(values.view(groups, n, k), inverse.view(groups, n)), Scaled(turned.view(groups, k, n), across)
+
+
+def _by_kernel(
+    matrix: torch.Tensor, layout: Layout, group_stride: int, col_stride: int, rows: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    from . import float8_grouped_kernels  # it needs Triton, which comes with torch where there is a GPU
+
+    return float8_grouped_kernels.by_group(matrix.contiguous(), *layout, group_stride, col_stride, rows)
+
+
+def _matrices(weight: torch.Tensor, how: How) -> Scaled:
     groups, n, k = weight.shape
     values, inverse = _rows(weight.reshape(groups * n, k), how)
     return Scaled(values.reshape(groups, n, k), inverse.reshape(groups, n))
 
 
-# -- operands of the gradient of the weight ----------------------------------------------------------------------------
-
-
-def _padded_ends(offs: torch.Tensor) -> torch.Tensor:
-    """Return where the groups end once each has a multiple of 16 rows, at least 16; int32 of shape (groups,)."""
-    sizes = torch.diff(offs, prepend=offs.new_zeros(1))
-    return ((sizes + MULTIPLE - 1) // MULTIPLE).clamp(min=1).mul(MULTIPLE).cumsum(0, dtype=torch.int32)
-
-
-def _group_of(positions: int, ends: torch.Tensor) -> torch.Tensor:
-    """Return the group of each row; the number of groups for those after the last."""
-    return torch.searchsorted(ends, torch.arange(positions, device=ends.device, dtype=ends.dtype), right=True)
-
-
-def _by_group(matrix: torch.Tensor, offs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the transposed matrix in float8, its groups padded, and inverse scales.
-
-    Args:
-        matrix: shape (rows, k).
-        offs: where the groups end.
-
-    Returns:
-        ``E4M3`` of shape (k, at least rows + 16 * groups), row-major, and float32 of shape (groups, k).
-    """
-    (rows, k), groups = matrix.shape, len(offs)
-    group = _group_of(rows, offs)
-    each = group[:, None].expand(rows, k)
-    amax = matrix.new_zeros(groups + 1, k).scatter_reduce(0, each, matrix.abs(), "amax")
-    scale = casts.row_scale(amax, E4M3)
-    low = (matrix * scale[group]).to(E4M3)
-    length = -(-rows // MULTIPLE) * MULTIPLE + MULTIPLE * groups
-    ends = _padded_ends(offs)
-    shift = torch.cat([ends.new_zeros(1), ends]) - torch.cat([offs.new_zeros(1), offs])
-    # Rows of no group go to the one past the end.
-    target = torch.where(group < groups, torch.arange(rows, device=offs.device) + shift[group], length)
-    padded = low.new_zeros(length + 1, k).view(torch.uint8).index_copy(0, target, low.view(torch.uint8))
-    return padded[:length].view(E4M3).t().contiguous(), scale[:groups].reciprocal()
+def _rows(matrix: torch.Tensor, how: How) -> Scaled:
+    found = casts.cast(matrix, E4M3, casts.ROW, kernels=how.kernels).rows
+    assert found is not None
+    return found
 
 
 # -- products ----------------------------------------------------------------------------------------------------------
@@ -188,7 +255,7 @@ def _product(a: Scaled, b: Scaled, offs: torch.Tensor, emulate: bool) -> torch.T
 
 
 def _sums(a: Scaled, b: Scaled, ends: torch.Tensor, emulate: bool) -> torch.Tensor:
-    """Return ``a[:, columns of i] @ b[:, columns of i].t()`` of shape (groups, m, n), bfloat16; see :func:`_by_group`."""
+    """Return ``a[:, columns of i] @ b[:, columns of i].t()`` of shape (groups, m, n), bfloat16; see ``Layout.cast``."""
     if emulate:
         return _in_bfloat16(_unscaled(a, ends), _unscaled(b, ends).t(), ends)
     return torch._scaled_grouped_mm(
@@ -199,11 +266,11 @@ def _sums(a: Scaled, b: Scaled, ends: torch.Tensor, emulate: bool) -> torch.Tens
 
 def _unscaled(matrix: Scaled, ends: torch.Tensor) -> torch.Tensor:
     values, inverse = matrix
-    group = _group_of(values.shape[1], ends).clamp(max=len(ends) - 1)
+    places = torch.arange(values.shape[1], device=ends.device, dtype=ends.dtype)
+    group = _groups_of(places, ends).clamp(max=len(ends) - 1)
     return values.float() * inverse[group].t()
 
 
 def _in_bfloat16(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    """Return the product of bfloat16 operands, which hold float8 numbers times powers of two exactly; sums are float32.
-    """
+    """Return the product in bfloat16, which holds a float8 number times a power of two exactly; sums are float32."""
     return torch._grouped_mm(a.bfloat16(), b.bfloat16(), offs)

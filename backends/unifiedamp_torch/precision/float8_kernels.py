@@ -36,19 +36,19 @@ def _store(pointer, values, rows, cols, m, n):
 
 
 @triton.jit
-def _bits(values):
+def bits_of(values):
     """Magnitudes as integers, which order as the numbers do; nan is the largest."""
     return tl.abs(values).to(tl.int32, bitcast=True)
 
 
 @triton.jit
-def _scaled(values, scale):
+def scaled_values(values, scale):
     """Hardware casts an inf to the largest finite number: make it nan before."""
     return tl.where(tl.abs(values) == float("inf"), float("nan"), values * scale)
 
 
 @triton.jit
-def _power_of_two(amax_bits, largest: tl.constexpr):
+def power_of_two(amax_bits, largest: tl.constexpr):
     """The scale of a largest magnitude, rounded down to a power of two."""
     amax = amax_bits.to(tl.float32, bitcast=True)
     scale = tl.minimum(tl.div_rn(tl.full(amax.shape, largest, tl.float32), amax), 2.0**126)
@@ -56,7 +56,8 @@ def _power_of_two(amax_bits, largest: tl.constexpr):
 
 
 @triton.jit
-def _reciprocal(scale):
+def reciprocal(scale):
+    """The inverse scale, rounded as torch rounds it."""
     return tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
 
 
@@ -66,20 +67,20 @@ def _tensor_kernel(
 ):
     m, n = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
     loaded = _tile(tensor, rows, cols, m, n)
-    low = _scaled(loaded, tl.load(scale)).to(values.dtype.element_ty)
+    low = scaled_values(loaded, tl.load(scale)).to(values.dtype.element_ty)
     _store(values, low, rows, cols, m, n)
     # The scale is read again, so that each store has its own cast: where float32 values are cast once for both, Triton
     # 3.6 mixes up neighbours in the transposed copy.
-    low = _scaled(loaded, tl.load(scale, volatile=True)).to(values.dtype.element_ty)
+    low = scaled_values(loaded, tl.load(scale, volatile=True)).to(values.dtype.element_ty)
     _store(transposed, tl.trans(low), cols, rows, n, m)
     if AMAX:
-        tl.atomic_max(amax.to(tl.pointer_type(tl.int32)), tl.max(tl.max(_bits(loaded), 1), 0), sem="relaxed")
+        tl.atomic_max(amax.to(tl.pointer_type(tl.int32)), tl.max(tl.max(bits_of(loaded), 1), 0), sem="relaxed")
 
 
 @triton.jit
 def _amax_kernel(tensor, of_rows, of_cols, rows, cols, BM: tl.constexpr, BN: tl.constexpr, BOTH: tl.constexpr):
     m, n = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
-    bits = _bits(_tile(tensor, rows, cols, m, n))
+    bits = bits_of(_tile(tensor, rows, cols, m, n))
     tl.atomic_max(of_rows + m, tl.max(bits, 1), mask=m < rows, sem="relaxed")
     if BOTH:
         tl.atomic_max(of_cols + n, tl.max(bits, 0), mask=n < cols, sem="relaxed")
@@ -92,14 +93,14 @@ def _row_kernel(
 ):  # fmt: skip
     m, n = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
     loaded = _tile(tensor, rows, cols, m, n)
-    scale = _power_of_two(tl.load(of_rows + m, mask=m < rows, other=0), LARGEST)
-    _store(values, _scaled(loaded, scale[:, None]).to(values.dtype.element_ty), rows, cols, m, n)
-    tl.store(inverse + m, _reciprocal(scale), mask=(m < rows) & (tl.program_id(1) == 0))
+    scale = power_of_two(tl.load(of_rows + m, mask=m < rows, other=0), LARGEST)
+    _store(values, scaled_values(loaded, scale[:, None]).to(values.dtype.element_ty), rows, cols, m, n)
+    tl.store(inverse + m, reciprocal(scale), mask=(m < rows) & (tl.program_id(1) == 0))
     if BOTH:
-        across = _power_of_two(tl.load(of_cols + n, mask=n < cols, other=0), LARGEST)
-        low = _scaled(loaded, across[None, :]).to(values.dtype.element_ty)
+        across = power_of_two(tl.load(of_cols + n, mask=n < cols, other=0), LARGEST)
+        low = scaled_values(loaded, across[None, :]).to(values.dtype.element_ty)
         _store(transposed, tl.trans(low), cols, rows, n, m)
-        tl.store(inverse_transposed + n, _reciprocal(across), mask=(n < cols) & (tl.program_id(0) == 0))
+        tl.store(inverse_transposed + n, reciprocal(across), mask=(n < cols) & (tl.program_id(0) == 0))
 
 
 @triton.jit
@@ -110,13 +111,13 @@ def _block_kernel(
     i, j = tl.program_id(0), tl.program_id(1)
     m, n = i * SIZE + tl.arange(0, SIZE), j * SIZE + tl.arange(0, SIZE)
     loaded = _tile(tensor, rows, cols, m, n)
-    bits = _bits(loaded)
-    scale, across = _power_of_two(tl.max(bits, 1), LARGEST), _power_of_two(tl.max(bits, 0), LARGEST)
-    _store(values, _scaled(loaded, scale[:, None]).to(values.dtype.element_ty), rows, cols, m, n)
-    low = _scaled(loaded, across[None, :]).to(values.dtype.element_ty)
+    bits = bits_of(loaded)
+    scale, across = power_of_two(tl.max(bits, 1), LARGEST), power_of_two(tl.max(bits, 0), LARGEST)
+    _store(values, scaled_values(loaded, scale[:, None]).to(values.dtype.element_ty), rows, cols, m, n)
+    low = scaled_values(loaded, across[None, :]).to(values.dtype.element_ty)
     _store(transposed, tl.trans(low), cols, rows, n, m)
-    tl.store(inverse + j * rows + m, _reciprocal(scale), mask=m < rows)
-    tl.store(inverse_transposed + i * cols + n, _reciprocal(across), mask=n < cols)
+    tl.store(inverse + j * rows + m, reciprocal(scale), mask=m < rows)
+    tl.store(inverse_transposed + i * cols + n, reciprocal(across), mask=n < cols)
 
 
 @triton.jit
@@ -126,11 +127,11 @@ def _square_kernel(
     i, j = tl.program_id(0), tl.program_id(1)
     m, n = i * SIZE + tl.arange(0, SIZE), j * SIZE + tl.arange(0, SIZE)
     loaded = _tile(tensor, rows, cols, m, n)
-    bits = _bits(loaded)
-    scale = _power_of_two(tl.max(tl.max(bits, 1), 0), LARGEST)
-    _store(values, _scaled(loaded, scale).to(values.dtype.element_ty), rows, cols, m, n)
-    across = _power_of_two(tl.max(tl.max(bits, 0), 0), LARGEST)  # the same; a cast for each store, as above
-    _store(transposed, tl.trans(_scaled(loaded, across).to(values.dtype.element_ty)), cols, rows, n, m)
+    bits = bits_of(loaded)
+    scale = power_of_two(tl.max(tl.max(bits, 1), 0), LARGEST)
+    _store(values, scaled_values(loaded, scale).to(values.dtype.element_ty), rows, cols, m, n)
+    across = power_of_two(tl.max(tl.max(bits, 0), 0), LARGEST)  # the same; a cast for each store, as above
+    _store(transposed, tl.trans(scaled_values(loaded, across).to(values.dtype.element_ty)), cols, rows, n, m)
     back = tl.div_rn(1.0, scale)
     tl.store(inverse + i * tl.num_programs(1) + j, back)
     tl.store(inverse_transposed + j * tl.num_programs(0) + i, back)
