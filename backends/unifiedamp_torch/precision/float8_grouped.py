@@ -29,6 +29,9 @@ MULTIPLE = 16
 _NAMES = {"self": "x", "input": "x", "mat_a": "x", "mat2": "weight", "mat_b": "weight"}
 
 
+Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
 class Operands(NamedTuple):
     """The arguments of a grouped product."""
 
@@ -214,12 +217,11 @@ def _both_by_kernel(weight: torch.Tensor) -> tuple[Scaled, Scaled]:
     return Scaled(values.view(groups, n, k), inverse.view(groups, n)), Scaled(turned.view(groups, k, n), across)
 
 
-def _by_kernel(
-    matrix: torch.Tensor, layout: Layout, group_stride: int, col_stride: int, rows: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _by_kernel(matrix: torch.Tensor, layout: Layout, group_stride: int, col_stride: int, rows: bool) -> Four:
     from . import float8_grouped_kernels  # it needs Triton, which comes with torch where there is a GPU
 
-    return float8_grouped_kernels.by_group(matrix.contiguous(), *layout, group_stride, col_stride, rows)
+    found: Four = float8_grouped_kernels.by_group(matrix.contiguous(), *layout, group_stride, col_stride, rows)
+    return found
 
 
 def _matrices(weight: torch.Tensor, how: How) -> Scaled:

@@ -75,7 +75,7 @@ def _cast_kernel(
         across = power_of_two(tl.load(of_groups + each * cols + n, mask=n < cols, other=0), LARGEST)
         turn = tl.trans(scaled_values(loaded, across[None, :]).to(turned.dtype.element_ty))
         inside = (n < cols)[:, None] & ((p >= begin) & (p < end))[None, :]
-        at = tl.multiple_of(each.to(tl.int64) * step, 16)
+        at = tl.multiple_of(tl.cast(each, tl.int64) * step, 16)
         tl.store(turned + at + n[:, None].to(tl.int64) * col_stride + p[None, :], turn, mask=inside)
 
 
