@@ -254,8 +254,8 @@ def tests_ray(session: nox.Session) -> None:
 def everything(session: nox.Session) -> None:
     """All that `nox` runs, in less time: `tests` in two processes; beside and after it the others, in one each.
 
-    One process more than there are cores, since each waits for something a quarter of the time; and ``tests_ray``, which
-    waits for its workers most of the time.
+    One process more than there are cores, since each waits a quarter of the time; and ``tests_ray``, which mostly
+    waits for its workers.
     """
     for path in REPORTS.glob("*.xml"):
         path.unlink()

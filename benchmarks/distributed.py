@@ -45,9 +45,13 @@ ROWS = (
     ("GPT-2 small 1024", "FSDP2", "mixed_bfloat16"),
     ("GPT-2 small 1024, larger batch", "DDP", "mixed_bfloat16"),
     ("ResNet-50 224", "DDP", "mixed_float16"),
+    ("4 blocks of Llama-3-8B", "FSDP2", "mixed_bfloat16"),
+    ("4 blocks of Llama-3-8B", "FSDP2", "mixed_float8;layers=head:bfloat16"),
 )
 NATIVE = "native AMP"
-FORMS = ("native AMP", "native AMP + torch.compile", "ours off", "ours default", "ours max")
+GATHERED = "ours max, float8_all_gather"
+FORMS = ("native AMP", "native AMP + torch.compile", "ours off", "ours default", "ours max", GATHERED)
+"""Native AMP has no float8: beside a float8 policy it runs in bfloat16."""
 WARM_UP, TURN_SECONDS = 16, 0.2
 MAX_NORM = 1.0
 
@@ -59,7 +63,7 @@ class Case:
     Attributes:
         name: the recipe's name.
         wrapper: "DDP" or "FSDP2".
-        policy: the policy's name.
+        policy: the policy.
         parts: native objects and the batch of this rank.
     """
 
@@ -70,8 +74,13 @@ class Case:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The policy's compute dtype."""
-        return torch_amp.DTYPES[self.policy]
+        """The dtype of native AMP."""
+        return torch_amp.DTYPES.get(self.policy, torch.bfloat16)
+
+    @property
+    def float8(self) -> bool:
+        """Whether the policy is one of float8."""
+        return self.policy.startswith("mixed_float8")
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return this rank's batch; each rank has another one."""
@@ -116,11 +125,14 @@ def native(case: Case, compiled: bool) -> Callable[[], Any]:
     return step
 
 
-def ours(case: Case, mode: str) -> Callable[[], Any]:
-    """Return the same loop under a session."""
+def ours(case: Case, mode: str, gathered: bool = False) -> Callable[[], Any]:
+    """Return the same loop under a session; ``gathered``: weights of float8 layers are gathered in float8."""
     scale = case.parts.recipe.loss_scale(case.policy)
-    amp = ua.Amp("torch", case.policy, loss_scale=scale, compile=mode, device=_device())
-    model = case.wrapped(amp.mp_policy())
+    policy = case.policy + ";emulate=true" * (case.float8 and torch_amp.DEVICE == "cpu")
+    options = {"torch": {"float8_all_gather": True}} if gathered else None
+    amp = ua.Amp("torch", policy, loss_scale=scale, compile=mode, device=_device(), backend_options=options)
+    # What casts to float8 is autocast's, so FSDP2 gathers float32 weights, or float8 ones.
+    model = case.wrapped(MixedPrecisionPolicy() if case.float8 else amp.mp_policy())
     model, optimizer = amp.prepare(model, case.parts.optimizer(model))
     x, y = case.batch()
 
@@ -141,7 +153,7 @@ def made(case: Case, form: str) -> Callable[[], Any]:
     """Return the step of a form, by its name in ``FORMS``."""
     if form.startswith("native"):
         return native(case, form != NATIVE)
-    return ours(case, form.removeprefix("ours "))
+    return ours(case, form.removeprefix("ours ").partition(",")[0], form == GATHERED)
 
 
 # -- timing --------------------------------------------------------------------------------------------------------
@@ -207,6 +219,7 @@ def warm(case: Case, form: str) -> Warm:
 def measure(case: Case, forms: Sequence[str], options: argparse.Namespace) -> Iterator[Standing]:
     """Yield the rows of one case."""
     torch_amp.begin()
+    forms = [form for form in forms if form != GATHERED or case.float8]
     found: dict[str, Warm] = {}
     failed: dict[str, str] = {}
     for form in forms:

@@ -15,7 +15,7 @@ from examples import models
 from unifiedamp.conformance.harness import load_harness
 
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
-LARGE = ("resnet50", "gpt2", "unet", "vit")
+LARGE = ("resnet50", "gpt2", "llama", "unet", "vit")
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Recipe:
     """A model and its batch.
 
     Attributes:
-        model: from the examples ("conv", "mlp"), from ``nets`` ("resnet50", "gpt2", "unet", "vit"), or from the
+        model: from the examples ("conv", "mlp"), from ``nets`` (one of ``LARGE``), or from the
             conformance harness: an "mlp" if ``width`` is set, or a "chain" of equal dense layers.
         shape: shape of an image (height, width, channels), or length of a text.
         batch: images or texts per batch.
@@ -84,6 +84,7 @@ DISTRIBUTED = {
     "GPT-2 small 1024": replace(RECIPES["GPT-2 small 1024"], batch=8, classes=50304),
     "GPT-2 small 1024, larger batch": replace(RECIPES["GPT-2 small 1024"], classes=50304),
     "ResNet-50 224": RECIPES["ResNet-50 224"],
+    "4 blocks of Llama-3-8B": Recipe("llama", (8192,), 1, classes=512, optimizer="adamw", rate=1e-4, unit="tok"),
 }
 """The recipes of ``distributed.py``, with the batch of each rank."""
 REPLICAS = {"ResNet-50 224": replace(RECIPES["ResNet-50 224"], batch=128), "conv 28x28": RECIPES["conv 28x28"]}
@@ -93,7 +94,7 @@ GPU_RECIPES = ("mlp 3x256, AdamW", "ResNet-50 28", "ResNet-50 224", "GPT-2 small
 
 def tiny(recipe: Recipe) -> Recipe:
     """Return a tiny version of a recipe, to test a script."""
-    if recipe.model == "gpt2":
+    if recipe.unit == "tok":
         return replace(recipe, shape=(16,), batch=2, classes=64, rate=1e-2, tiny=True)
     if recipe.model in ("unet", "vit"):
         return replace(recipe, shape=(16, 16, 3), batch=2, tiny=True)

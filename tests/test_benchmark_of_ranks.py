@@ -31,10 +31,11 @@ def check_pair(native, ours):
 
 @pytest.mark.skipif("torch" not in peers(), reason="torch is not installed")
 def test_ranks_train_as_the_native_loop_does(tmp_path):
-    rows = measured("distributed.py", "--rows", "2", "6", "--forms", "native AMP", "ours off", out=tmp_path)
-    assert [row["labels"]["wrapper"] for row in rows] == ["DDP", "DDP", "FSDP2", "FSDP2"]
-    check_pair(*rows[:2])
-    check_pair(*rows[2:])
+    forms = ("native AMP", "ours off", "ours max, float8_all_gather")
+    rows = measured("distributed.py", "--rows", "2", "6", "10", "--forms", *forms, out=tmp_path)
+    assert [row["labels"]["wrapper"] for row in rows] == ["DDP", "DDP", *["FSDP2"] * 5]
+    for native, ours in ((0, 1), (2, 3), (4, 5), (4, 6)):
+        check_pair(rows[native], rows[ours])
 
 
 @pytest.mark.skipif("tensorflow" not in peers(), reason="TensorFlow is not installed")

@@ -1,10 +1,12 @@
-"""torch: GPT-2, U-Net and ViT from this folder, the examples' ResNet-50, and optimizers from ``torch.optim``."""
+"""torch: the models of these benchmarks, the examples' ResNet-50, and optimizers from ``torch.optim``."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import blocks
 import torch
 from torch.nn import functional
 
@@ -23,6 +25,11 @@ def make_model(recipe: Any) -> torch.nn.Module:
         if recipe.model == "gpt2":
             size = torch_gpt2.TINY if recipe.tiny else torch_gpt2.SMALL
             return torch_gpt2.Gpt2(recipe.classes, recipe.shape[0], **size)
+        if recipe.model == "llama":
+            sizes = blocks.SMOKE if recipe.tiny else blocks.LLAMA
+            return blocks.Stack(
+                dataclasses.replace(sizes, model="llama", length=recipe.shape[0], tokens=recipe.classes)
+            )
         if recipe.model == "vit":
             size = torch_vit.TINY if recipe.tiny else torch_vit.SMALL
             return torch_vit.ViT(recipe.shape[0], recipe.classes, **size)
@@ -44,4 +51,4 @@ def loss_fn(recipe: Any) -> Callable[[Any, Any], torch.Tensor]:
     def of_tokens(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
-    return of_tokens if recipe.model == "gpt2" else functional.cross_entropy
+    return of_tokens if recipe.unit == "tok" else functional.cross_entropy
