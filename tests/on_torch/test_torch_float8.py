@@ -1,13 +1,16 @@
 """float8 on torch: what the hardware's product wants, tracing, and that layers are found and given back."""
 
+from contextlib import closing
+
 import pytest
 import torch
 from loops import check_copies, session
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import unifiedamp as ua
-from unifiedamp_torch.compiling.compile import ready_dynamo
+from unifiedamp_torch.compiling.compile import compile_call, ready_dynamo
 from unifiedamp_torch.device.selection import float8_support
 from unifiedamp_torch.precision import float8
 
@@ -254,3 +257,24 @@ def test_options():
     with pytest.raises(ua.PolicyNotSupportedError, match=r"not cpu.*'mixed_bfloat16'.*'mixed_float8;emulate=true'"):
         session("mixed_float8")
     assert session("mixed_float8", backend_options=EMULATE).capabilities.policies["mixed_float8"]
+
+
+@pytest.mark.parametrize("parts", [3, 1])
+def test_each_part_of_a_model_is_compiled(fresh_dynamo, parts):
+    """Dynamo counts the programs of all parts together: modules of a class share their code."""
+    model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(16, 16)) for _ in range(3)])
+    with closing(emulated()) as amp:
+        amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for part in model:  # as fully_shard does; what comes after a graph break is compiled by the code of forward
+            part.register_forward_pre_hook(torch.compiler.disable(lambda *_: None))
+        x, refused = torch.randn(16, 16), 0
+        config = {"recompile_limit": 1, "fail_on_recompile_limit_hit": True}
+        with torch._dynamo.config.patch(config), amp.autocast():
+            for part in model:
+                try:
+                    found = compile_call(part, {}, parts)(x)
+                except FailOnRecompileLimitHit:
+                    refused += 1
+                else:
+                    torch.testing.assert_close(found, part(x), rtol=2**-6, atol=1e-2)
+    assert refused == (0 if parts == 3 else 2)

@@ -158,13 +158,38 @@ class _StepCompiler:
         return torch.compile(self.fn, dynamic=dynamic, options=settings or None)
 
 
-def compile_call(module: torch.nn.Module, overrides: Mapping[str, str]) -> Callable[..., Any]:
-    """Return ``torch.compile`` of a module's call, hooks included, for few kernels; ``overrides``: the session's."""
+def compile_call(module: torch.nn.Module, overrides: Mapping[str, str], parts: int = 1) -> Callable[..., Any]:
+    """Return ``torch.compile`` of a module's call, hooks included, for few kernels.
+
+    Args:
+        module: whose call it is.
+        overrides: the session's.
+        parts: how many modules are compiled so. Dynamo counts programs by code, which modules of one class share, and
+            at its limit runs what comes next uncompiled; a layer whose forward was replaced is another program in
+            each of them.
+    """
     ready_dynamo()
     settings = _few_kernels()
     if overrides:
-        return sound(torch.compile(module._call_impl, backend=_OwnInductor(settings), dynamic=False))
-    return sound(torch.compile(module._call_impl, dynamic=False, options=settings or None))
+        compiled = torch.compile(module._call_impl, backend=_OwnInductor(settings), dynamic=False)
+    else:
+        compiled = torch.compile(module._call_impl, dynamic=False, options=settings or None)
+    return _with_limits(sound(compiled), parts)
+
+
+_LIMITS = ("recompile_limit", "accumulated_recompile_limit")
+
+
+def _with_limits(compiled: Callable[..., Any], parts: int) -> Callable[..., Any]:
+    """Return a compiled call for which dynamo's limits hold for each of so many parts."""
+    dynamo: Any = importlib.import_module("torch._dynamo").config
+
+    @functools.wraps(compiled)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with dynamo.patch({name: parts * getattr(dynamo, name) for name in _LIMITS if hasattr(dynamo, name)}):
+            return compiled(*args, **kwargs)
+
+    return called if parts > 1 else compiled
 
 
 def sound(compiled: Callable[..., Any]) -> Callable[..., Any]:

@@ -105,17 +105,17 @@ class CompiledModels:
         found = [(part, vars(part).get("_compiled_call_impl")) for part in parts_to_compile(self._models)]
         try:
             for part, _ in found:
-                part._compiled_call_impl = self._of(part)
+                part._compiled_call_impl = self._of(part, len(found))
             yield
         finally:
             for part, before in found:
                 part._compiled_call_impl = before
 
-    def _of(self, part: torch.nn.Module) -> Any:
+    def _of(self, part: torch.nn.Module, parts: int) -> Any:
         overrides = self._overrides()
         key = id(part), tuple(overrides.items())
         if key not in self._compiled:
-            self._compiled[key] = part, compile_call(part, overrides)
+            self._compiled[key] = part, compile_call(part, overrides, parts)
         return self._compiled[key][1]
 
 
