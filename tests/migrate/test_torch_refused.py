@@ -59,6 +59,7 @@ IN_REGION = """\
 with autocast():
     loss = model(torch.ones(2, 2)).sum()
     scaler.scale(loss).backward()
+    print(model(torch.zeros(2, 2)))
 scaler.step(optimizer)
 scaler.update()
 """

@@ -220,7 +220,7 @@ class Loops:
         source = self.work.source
         ends = [site.place for site in (*self.sites, *self.plain)]
         ends += [source.statement(call) for call in (*self.steps, *self.plain_steps)]
-        regions = Regions(self.work, self.aliases, self.models, ends, self.regions)
+        regions = Regions(self.work, self.aliases, self.models, ends, self.regions, self.session)
         for site in sorted((*self.sites, *self.plain), key=lambda site: source.order[site.place]):
             header = None
             with self.work.blocking():
