@@ -77,6 +77,13 @@ class Trainer:
         self.scaler.step(self.optimizer)
         self.scaler.update()
 """
+OTHER_SETTINGS = """\
+large = len("x") > 1
+if large:
+    scaler = GradScaler()
+else:
+    scaler = GradScaler(init_scale=1024.0)"""
+ON_OR_OFF = 'half = len("x") > 1\nscaler = GradScaler() if half else GradScaler(enabled=False)'
 REGION_APART = TORCH_STEP.replace("with autocast():", "regions = [autocast()]\nwith regions[0]:")
 REGION_GIVEN = """\
 def region(dtype):
@@ -143,6 +150,10 @@ def tune(x):
         (TORCH + IN_REGION, [(9, "inside amp.autocast()")]),
         (TORCH.replace("scaler = GradScaler()\n", "") + KEPT, [(10, "depends on half, use_amp")]),
         (TORCH.replace("scaler = GradScaler()\n", "") + KEPT + "print(Trainer.ctx)\n", [(10, "outside a with statement")]),
+        (TORCH.replace("scaler = GradScaler()", OTHER_SETTINGS) + TORCH_STEP + "scaler.step(optimizer)\n",
+         [(10, "GradScaler(init_scale=1024.0), and GradScaler() elsewhere")]),
+        (TORCH.replace("scaler = GradScaler()", ON_OR_OFF) + TORCH_STEP + "scaler.step(optimizer)\n",
+         [(7, "GradScaler(enabled=False), and GradScaler() elsewhere")]),
         (TORCH + REGION_APART + "scaler.step(optimizer)\nscaler.update()\n", [(7, "outside a with statement")]),
         (TORCH + TORCH_STEP + "scaler.step(optimizer)\nscaler.update()\nsave(scaler)\nlog(scaler._scale)\n",
          [(12, "the scaler is passed to save"), (13, "scaler._scale")]),
