@@ -35,8 +35,10 @@ def _is_kept(source: Source, call: cst.Call, name: str) -> bool:
     root, _, last = name.partition(".")
     uses = [one for one in source.of(cst.Attribute) if one.attr.value == last]
     owner = _class_around(source, call)
-    return root == "self" and owner is not None and all(
-        dotted(one) == name and _class_around(source, one) is owner for one in uses
+    return (
+        root == "self"
+        and owner is not None
+        and all(dotted(one) == name and _class_around(source, one) is owner for one in uses)
     )
 
 

@@ -220,7 +220,7 @@ def _refuse_different(work: Work, aliases: Aliases, calls: Sequence[cst.Call]) -
         told, wanted = ((settings_of(work.source, one), enabled_of(work.source, one)) for one in (call, other))
         if told != wanted:
             work.block(call, f"{work.source.code(call)}, and {work.source.code(other)} elsewhere, of one name",
-                       "make one session by hand, with the `policy=` and `loss_scale=` that the branches choose")  # fmt: skip
+                       "make one session, with the `policy=` and `loss_scale=` that the branches choose")  # fmt: skip
 
 
 def _made(work: Work, call: cst.Call) -> Made | None:
