@@ -59,9 +59,31 @@ IN_REGION = """\
 with autocast():
     loss = model(torch.ones(2, 2)).sum()
     scaler.scale(loss).backward()
+    print(model(torch.zeros(2, 2)))
 scaler.step(optimizer)
 scaler.update()
 """
+KEPT = """\
+class Trainer:
+    def __init__(self, model, optimizer, config, use_amp, half):
+        self.model, self.optimizer = model, optimizer
+        self.scaler = GradScaler(enabled=use_amp)
+        self.ctx = autocast(enabled=use_amp and half)
+
+    def fit(self):
+        with self.ctx:
+            loss = self.model(torch.ones(2, 2)).sum()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+"""
+OTHER_SETTINGS = """\
+large = len("x") > 1
+if large:
+    scaler = GradScaler()
+else:
+    scaler = GradScaler(init_scale=1024.0)"""
+ON_OR_OFF = 'half = len("x") > 1\nscaler = GradScaler() if half else GradScaler(enabled=False)'
 REGION_APART = TORCH_STEP.replace("with autocast():", "regions = [autocast()]\nwith regions[0]:")
 REGION_GIVEN = """\
 def region(dtype):
@@ -126,6 +148,15 @@ def tune(x):
         (APEX + APEX_STEP + "optimizer.step()\n" + "scaler = torch.cuda.amp.GradScaler()\n",
          [(11, "a GradScaler beside apex.amp.initialize")]),
         (TORCH + IN_REGION, [(9, "inside amp.autocast()")]),
+        (TORCH.replace("scaler = GradScaler()\n", "") + KEPT, [(10, "depends on half, use_amp")]),
+        (TORCH.replace("scaler = GradScaler()\n", "") + KEPT + "print(Trainer.ctx)\n",
+         [(10, "outside a with statement")]),
+        (APEX + APEX_STEP + "loss.backward()\noptimizer.step()\n",
+         [(10, "loss.backward() behind the scaled backward")]),
+        (TORCH.replace("scaler = GradScaler()", OTHER_SETTINGS) + TORCH_STEP + "scaler.step(optimizer)\n",
+         [(10, "GradScaler(init_scale=1024.0), and GradScaler() elsewhere")]),
+        (TORCH.replace("scaler = GradScaler()", ON_OR_OFF) + TORCH_STEP + "scaler.step(optimizer)\n",
+         [(7, "GradScaler(enabled=False), and GradScaler() elsewhere")]),
         (TORCH + REGION_APART + "scaler.step(optimizer)\nscaler.update()\n", [(7, "outside a with statement")]),
         (TORCH + TORCH_STEP + "scaler.step(optimizer)\nscaler.update()\nsave(scaler)\nlog(scaler._scale)\n",
          [(12, "the scaler is passed to save"), (13, "scaler._scale")]),

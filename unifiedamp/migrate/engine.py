@@ -31,6 +31,7 @@ FOLDS = (
     (apex, apex.by_name),
     (apex, apex.by_keyword),
     (torch_amp, torch_amp.by_choice),
+    (torch_amp, torch_amp.ended_before_backward),
     (keras, keras.without_flags),
     (mxnet, mxnet.without_flags),
 )
@@ -81,16 +82,9 @@ def _migrate(path: str, content: bytes, halves: bool) -> Migration:
 
 
 def _without_flags(source: Source) -> tuple[bytes, list[Finding]]:
-    """Return the text in which no flag chooses between AMP and none, and no attribute holds AMP, and notes."""
+    """Return the text in which no flag chooses AMP, no attribute holds it and no region trains, and notes."""
     before, found = source.module.bytes, []
-    folds = (
-        (apex, apex.by_name),
-        (apex, apex.by_keyword),
-        (torch_amp, torch_amp.by_choice),
-        (keras, keras.without_flags),
-        (mxnet, mxnet.without_flags),
-    )
-    for api, fold in folds:
+    for api, fold in FOLDS:
         for _ in range(_NESTED):
             folded, notes = fold(source) if api.found(source) else (source.module.bytes, [])
             found += _as_before(notes, before, source.module.bytes) if source.module.bytes != before else notes

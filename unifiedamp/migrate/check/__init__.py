@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..source import Source
-from .bound import left_out, unbound, unmade
+from .bound import left_out, unbound, unknown, unmade
 from .facts import Facts
 from .limits import RULES as LIMITS
 from .rules import RULES, Problem
@@ -23,7 +23,9 @@ def problems(result: Source) -> list[Problem]:
     """Return the node, what is wrong and what to write for each thing that is wrong with migrated files."""
     facts = Facts(result)
     return (
-        [one for rule in (*RULES, *LIMITS, unbound, unmade, left_out) for one in rule(facts)] if facts.sessions else []
+        [one for rule in (*RULES, *LIMITS, unbound, unknown, unmade, left_out) for one in rule(facts)]
+        if facts.sessions
+        else []
     )
 
 

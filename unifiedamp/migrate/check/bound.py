@@ -26,6 +26,18 @@ def unbound(facts: Facts) -> Iterator[tuple[cst.CSTNode, str, str]]:
                 yield node, f"{facts.source.code(node)} may not exist here", _WRITE
 
 
+def unknown(facts: Facts) -> Iterator[tuple[cst.CSTNode, str, str]]:
+    """Yield the uses of a session in functions that do not know it."""
+    source = facts.source
+    everywhere = {item.name.value for one in source.of(cst.Global) for item in one.names} | set(source.imports)
+    for name in sorted({dotted(one) for one in facts.made if "." not in dotted(one)} - everywhere):
+        for use in source.uses(name):
+            call = source.parents.get(source.parents[use])
+            around = [source.root(use), *_functions(facts, use)]
+            if isinstance(call, cst.Call) and not any(facts.aliases.binds(scope, name) for scope in around):
+                yield use, f"{name} is not known here", "it as a parameter, or keep it as an attribute"
+
+
 def unmade(facts: Facts) -> Iterator[tuple[cst.CSTNode, str, str]]:
     """Yield what is prepared where some path has not made it yet."""
     for call in facts.calls("prepare"):

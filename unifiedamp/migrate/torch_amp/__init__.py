@@ -14,6 +14,7 @@ from ..training.loops import Loops
 from ..work import Work
 from .arguments import AUTOCAST, CUSTOM, NAME, OLD_IMPORTS, SCALERS
 from .calls import rewrite_calls
+from .ended import ended_before_backward
 from .entered import entered
 from .named import by_choice
 from .prepare import model_groups, prepare
@@ -132,4 +133,4 @@ def _note_custom(work: Work) -> None:
                 work.note(node, dotted(called), write)
 
 
-__all__ = ["NAME", "OLD_IMPORTS", "SCALERS", "by_choice", "found", "plan"]
+__all__ = ["NAME", "OLD_IMPORTS", "SCALERS", "by_choice", "ended_before_backward", "found", "plan"]

@@ -95,3 +95,18 @@ def _default_policy(work: Work, call: cst.Call) -> str:
         write = "the session takes mixed_float16, as torch does on GPUs; torch's default on a CPU is bfloat16"
         work.note(call, "autocast without a dtype on a device known when it runs", write)
     return "mixed_float16"
+
+
+def first_setting(source: Source, call: cst.Call) -> int:
+    """Return the position of a scaler's first setting: behind the device of ``torch.amp``'s."""
+    named = isinstance(literal(argument(call, "device", 0)), str)  # torch.amp's, under one of two imports
+    return 0 if ".cuda." in source.meaning(call.func) and not named else 1
+
+
+def settings_of(source: Source, call: cst.Call) -> dict[str, str | None]:
+    """Return a loss scale's settings, by our names → the code that a scaler is given for them."""
+    settings: dict[str, str | None] = {}
+    for position, (old, new) in enumerate(SETTINGS.items(), first_setting(source, call)):
+        given = argument(call, old, position)
+        settings[new] = None if given is None else source.code(given)
+    return settings

@@ -22,11 +22,28 @@ def entered(source: Source, call: cst.Call) -> list[cst.WithItem]:
         known = _only_region(source, parent) and not _given_settings(source, call, maker(source, parent))
         return _entered_by(source, maker(source, parent)) if known else []
     name = dotted(parent.targets[0].target) if isinstance(parent, cst.Assign) and len(parent.targets) == 1 else ""
-    if not name or "." in name or not all(_alike(source, call, one) for one in _others(source, parent)):
+    kept = "." not in name or _is_kept(source, call, name)
+    if not name or not kept or not all(_alike(source, call, one) for one in _others(source, parent)):
         return []
     items = [source.parents[use] for use in source.uses(name) if not isinstance(source.parents[use], cst.AssignTarget)]
     found = [item for item in items if isinstance(item, cst.WithItem)]
     return found if len(found) == len(items) else []
+
+
+def _is_kept(source: Source, call: cst.Call, name: str) -> bool:
+    """Whether a region is an attribute, ``self.ctx``, that the methods of its class alone use."""
+    root, _, last = name.partition(".")
+    uses = [one for one in source.of(cst.Attribute) if one.attr.value == last]
+    owner = _class_around(source, call)
+    return (
+        root == "self"
+        and owner is not None
+        and all(dotted(one) == name and _class_around(source, one) is owner for one in uses)
+    )
+
+
+def _class_around(source: Source, node: cst.CSTNode) -> cst.ClassDef | None:
+    return next((above for above in source.above(node) if isinstance(above, cst.ClassDef)), None)
 
 
 def maker(source: Source, given: cst.Return) -> cst.FunctionDef:

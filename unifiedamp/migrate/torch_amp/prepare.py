@@ -57,8 +57,9 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
                         "make the session where model and optimizer are made, and add "
                         "`model, optimizer = amp.prepare(model, optimizer)`")  # fmt: skip
     for scope in seen:
-        for block, assigns in _parts(work.source, scope, scopes[scope]):
-            if block is not None and scope is home and not _is_before(work.source, session.place, block):
+        apart = _apart(work.source, scaler, scope, scopes[scope])
+        for block, assigns in apart or _parts(work.source, scope, scopes[scope]):
+            if block is not None and scope is home and not apart and not _is_before(work.source, session.place, block):
                 block = None
             _in_scope(work, aliases, scaler, session, scope, assigns, block)
 
@@ -81,6 +82,25 @@ def _parts(
         branch = block if isinstance(block, cst.IndentedBlock) and _is_branch(source, block) else None
         parts.setdefault(branch, []).append(assign)
     return list(parts.items())
+
+
+def _apart(
+    source: Source, scaler: Scaler, scope: cst.CSTNode, assigns: Sequence[cst.Assign]
+) -> list[tuple[cst.IndentedBlock | None, list[cst.Assign]]]:
+    """Return the branches of an ``if`` that each make a scaler and optimizers, and train by themselves."""
+    made = [one.assign for one in scaler.made if one.call is not None and source.scope(one.assign) is scope]
+    if len(made) < 2 or not all(source.exclusive(one, made[0]) for one in made[1:]):
+        return []
+    parts: list[tuple[cst.IndentedBlock | None, list[cst.Assign]]] = []
+    for line in made:
+        others = [one for one in made if one is not line]
+        blocks = [above for above in source.above(line) if isinstance(above, cst.IndentedBlock)]
+        own = [block for block in blocks if not any(source.inside(one, block) for one in others)]
+        mine = [assign for assign in assigns if own and source.inside(assign, own[-1])]
+        if not mine:
+            return []
+        parts.append((own[-1], mine))
+    return parts if sum(len(mine) for _, mine in parts) == len(assigns) else []
 
 
 def _is_branch(source: Source, block: cst.IndentedBlock) -> bool:
@@ -154,9 +174,12 @@ def _in_scope(
     block = branch or _common_block(source, scope, [place, *assigns])
     place = source.in_block(place, block) or place
     wrapped = [a for name in models for a in source.assigns(name) if source.scope(a) is scope]
-    used = min((source.order[use] for use in scaler.uses if not _makes(source, use)), default=0)
+    made = [one.assign for one in scaler.made if branch is not None and source.inside(one.assign, branch)]
+    uses = [use for use in scaler.uses if not _makes(source, use) and (not made or source.inside(use, block))]
+    used = min((source.order[use] for use in uses), default=0)
     wrapped = [a for a in wrapped if not any(source.inside(use, a) for use in scaler.uses)]
-    others = [*assigns, *(a for a in wrapped if source.order[a] < used or not home)]
+    wrapped = [a for a in wrapped if not made or source.inside(a, block)]
+    others = [*assigns, *made, *(a for a in wrapped if source.order[a] < used or not home)]
     _write(work, aliases, behind(source, place, others), scope, amp, models, optimizers)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import libcst as cst
 
+from ..nodes import walk
 from ..work import Work
 from .arguments import AUTOCAST, enabled_of, policy_code, policy_of
 from .entered import choice, entered, maker, switch_at
@@ -56,6 +57,7 @@ def rewrite_regions(work: Work, scaler: Scaler, regions: Mapping[cst.Call, str],
             switch = switch_at(work.source, call, item)
             arguments = []
             if switch is not None and not _same(work, scaler, session, call, switch):
+                _refuse_unknown(work, call, item, switch)
                 arguments.append(f"enabled={_answered(work, scaler, switch)}")
             if own != session.policy:
                 arguments.append(f"policy={policy_code(own)}")
@@ -65,6 +67,20 @@ def rewrite_regions(work: Work, scaler: Scaler, regions: Mapping[cst.Call, str],
             work.edits.statement(work.source.statement(call))
         elif isinstance(parent, cst.Return):
             work.edits.statement(maker(work.source, parent))
+
+
+def _refuse_unknown(work: Work, call: cst.Call, item: cst.WithItem, switch: str) -> None:
+    """Refuse a region that is kept in an attribute, and whose switch the method that enters it does not know."""
+    kept = isinstance(work.source.parents[choice(work.source, call) or call], cst.Assign)
+    if not kept or work.source.scope(call) is work.source.scope(item):
+        return
+    inside = list(walk(cst.parse_expression(switch)))
+    parts = {one.attr for one in inside if isinstance(one, cst.Attribute)}
+    names = {one.value for one in inside if isinstance(one, cst.Name) and one not in parts} - {"self"}
+    roots = {name for name in names if work.source.bound_in(name, work.source.scope(call))}
+    if roots:
+        what = f"a region that is kept in an attribute and depends on {', '.join(sorted(roots))}"
+        work.block(call, what, "keep the flag in an attribute too, and write `with amp.autocast(enabled=self.flag):`")
 
 
 def _same(work: Work, scaler: Scaler, session: Session, call: cst.Call, switch: object) -> bool:

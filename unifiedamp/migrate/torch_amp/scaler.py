@@ -12,7 +12,7 @@ from ..nodes import dotted, parameters, walk
 from ..source import Statement
 from ..training.aliases import Aliases, Key
 from ..work import Work
-from .arguments import SCALERS
+from .arguments import SCALERS, enabled_of, settings_of
 
 
 @dataclass(frozen=True)
@@ -195,6 +195,7 @@ def find_scalers(work: Work, aliases: Aliases, calls: Sequence[cst.Call]) -> lis
         here = by_place.setdefault(key[0], [])
         if not any(one.assign is made.assign for one in here):
             here.append(made)
+    _refuse_different(work, aliases, calls)
     found: list[Scaler] = []
     for made_here in by_place.values():
         groups = {aliases.of(target_of(one.assign)) for one in made_here}
@@ -206,6 +207,20 @@ def find_scalers(work: Work, aliases: Aliases, calls: Sequence[cst.Call]) -> lis
         others = [*made_here, *_nones(work, aliases, groups)]
         found.append(Scaler(work, aliases, sorted(others, key=lambda one: work.source.order[one.assign])))
     return found
+
+
+def _refuse_different(work: Work, aliases: Aliases, calls: Sequence[cst.Call]) -> None:
+    """Refuse one scaler that branches make with different settings: a session is made once, by one line."""
+    first: dict[Key | None, cst.Call] = {}
+    for call in calls:
+        made = _made(work, call)
+        if made is None:
+            continue
+        other = first.setdefault(aliases.of(target_of(made.assign)), call)
+        told, wanted = ((settings_of(work.source, one), enabled_of(work.source, one)) for one in (call, other))
+        if told != wanted:
+            work.block(call, f"{work.source.code(call)}, and {work.source.code(other)} elsewhere, of one name",
+                       "make one session, with the `policy=` and `loss_scale=` that the branches choose")  # fmt: skip
 
 
 def _made(work: Work, call: cst.Call) -> Made | None:

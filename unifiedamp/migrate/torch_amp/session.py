@@ -12,7 +12,7 @@ from ..source import Source, Statement
 from ..training.aliases import Aliases
 from ..training.flags import condition, empty, guards, lift, otherwise
 from ..work import Work
-from .arguments import SETTINGS, device_of, enabled_in, enabled_of, policy_code
+from .arguments import device_of, enabled_in, enabled_of, first_setting, policy_code, settings_of
 from .entered import switch_of
 from .scaler import Made, Scaler, statement_in, target_of
 
@@ -189,13 +189,8 @@ class Session:
 
     def _loss_scale(self) -> str:
         source, call = self._source, self._scaler.call
-        named = isinstance(literal(argument(call, "device", 0)), str)  # torch.amp's, under one of two imports
-        first = 0 if ".cuda." in source.meaning(call.func) and not named else 1
-        settings: dict[str, str | None] = {}
-        for position, (old, new) in enumerate(SETTINGS.items(), first):
-            given = argument(call, old, position)
-            settings[new] = None if given is None else source.code(given)
-        start = literal(argument(call, "init_scale", first))
+        settings = settings_of(source, call)
+        start = literal(argument(call, "init_scale", first_setting(source, call)))
         if isinstance(start, int | float) and start > 2.0**24:
             settings["max_scale"] = settings["initial_scale"]
         return dynamic(self._work.names, **settings)

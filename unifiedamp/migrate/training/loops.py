@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import libcst as cst
 
-from ..nodes import dotted, keywords
+from ..nodes import dotted, keywords, targets
 from ..source import Statement
 from ..work import Work
 from .aliases import Aliases, Key
@@ -134,6 +134,9 @@ class Loops:
                 return  # trains an optimizer that never was under AMP
             raise self.work.stop(call, f"{source.code(call)}: it is not clear which optimizers it trains", SCALED)
         amp = self.session_at(call)
+        if self._again(site):
+            what = f"{source.code(call)} behind the scaled backward pass of the same loss"
+            raise self.work.stop(call, what, "keep one of the two: their gradients would be summed")
         if (
             not source.is_alone(call)
             or _given(call) - {"retain_graph"}
@@ -145,6 +148,18 @@ class Loops:
         kept = ", ".join(source.code(arg).rstrip(", ") for arg in call.args)
         header = f"with {amp}.scale_loss({source.code(site.loss)}, {listed(site.optimizers)}) as {handle}:"
         self.work.edits.statement(site.place, f"{header}\n    {handle}.backward({kept})")
+
+    def _again(self, plain: Site) -> bool:
+        """Whether a loss has gone backward, scaled, just before: in the same block, and is not assigned in between."""
+        source, loss = self.work.source, self.work.source.code(plain.loss)
+        block = source.block(plain.place)
+        for site in self.sites:
+            if source.code(site.loss) == loss and source.block(site.place) is block:
+                behind = source.after(site.place)
+                between = behind[: behind.index(plain.place)] if plain.place in behind else None
+                if between is not None and not any(loss in targets(one) for one in between):
+                    return True
+        return False
 
     def _step(self, call: cst.Call) -> None:
         source = self.work.source
@@ -220,7 +235,7 @@ class Loops:
         source = self.work.source
         ends = [site.place for site in (*self.sites, *self.plain)]
         ends += [source.statement(call) for call in (*self.steps, *self.plain_steps)]
-        regions = Regions(self.work, self.aliases, self.models, ends, self.regions)
+        regions = Regions(self.work, self.aliases, self.models, ends, self.regions, self.session)
         for site in sorted((*self.sites, *self.plain), key=lambda site: source.order[site.place]):
             header = None
             with self.work.blocking():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import libcst as cst
@@ -60,6 +60,7 @@ class Regions:
         models: the groups of the models.
         ends: statements at which one step ends and the next begins; no region holds one.
         there: ``with`` statements that are regions already.
+        session: node → what the session is called there; None where it cannot be seen.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ class Regions:
         models: set[Key | None],
         ends: Iterable[cst.CSTNode],
         there: Iterable[cst.CSTNode] = (),
+        session: Callable[[cst.CSTNode], str | None] | None = None,
     ) -> None:
-        self._there = set(there)
+        self._there, self._session = set(there), session
         self._work, self._source, self._aliases = work, work.source, aliases
         self._models = models - {None}
         self._ending = _around(work.source, ends)
@@ -187,6 +189,8 @@ class Regions:
             return False
         if all(self._held(body[index]) for index in calling):
             return True
+        if self._session is not None and f"with {self._session(body[min(calling)])}.autocast(" not in header:
+            return False  # another function, where the session is not known
         self._ranges.setdefault(block, {})[Range(min(calling), max(flagged), header)] = None
         return True
 
