@@ -49,6 +49,34 @@ def test_fit_follows_the_schedule(form):
     assert (amp.applied_steps, amp.state_dict()["schedule"]["step"]) == (6, 6)
 
 
+def test_a_compiled_call_inside_fits_own_step():
+    """The step is counted by ``fit``, whatever was compiled before or in it."""
+
+    class Looking(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+            self.look = lambda x: x
+
+        def call(self, x):
+            return self.dense(x)
+
+        def train_step(self, data):
+            self.look(data[0])
+            return super().train_step(data)
+
+    amp = ua.Amp("tensorflow", schedule=SCHEDULE)
+    with amp.scope():
+        model = Looking()
+        model(tf.ones((1, 8)))
+    model, optimizer = amp.prepare(model, keras.optimizers.SGD(0.25))
+    model.look = amp.compile(lambda x: x + 1.0)
+    model.compile(optimizer=optimizer, loss="mse", jit_compile=False)
+    feed(model, slice(0, 48))
+    assert (amp.applied_steps, amp.state_dict()["schedule"]["step"]) == (6, 6)
+    assert amp.policy == ua.Policy.parse("mixed_bfloat16")
+
+
 def test_steps_that_cannot_be_counted_are_refused():
     amp, model = fitted({"schedule": SCHEDULE})
     optimizer = model.optimizer

@@ -95,13 +95,10 @@ class Fitting:
         run, runs = FitRun(self._scaler), self._runs.setdefault(id(model), [])
         runs.append(run)
         try:
-            history = fit(*args, **options)
+            return fit(*args, **options)
         except BaseException as error:
-            run.end(error)
+            run.fail(error)
             raise
-        else:
-            run.end(None)
-            return history
         finally:
             runs.remove(run)
 

@@ -266,3 +266,17 @@ def test_a_recorder_takes_no_loaded_skip_for_one_that_it_missed(harness, form):
             run.feed(1.0)
     assert kept.of("skip") == []
     assert [(step["step"], step["skipped_steps"]) for step in kept.of("step")] == [(1, 0), (41, 30), (42, 30)]
+
+
+@pytest.mark.parametrize(("bad", "seen"), [(0, [16.0, 16.0, 8.0]), (1, [16.0, 8.0]), (2, [8.0]), (5, [8.0])])
+def test_overflows_that_a_run_without_hysteresis_had_count(harness, form, bad, seen):
+    """Its consecutive ones, towards the backoff of a session that has it."""
+    source = probe_run(harness, loss_scale=SCALE)
+    state = saved(source, good_steps=0, bad_steps=bad)
+    setting = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3, max_scale=64.0, hysteresis=3)
+    run = probe_run(harness, form, loss_scale=setting)
+    with pytest.warns(ua.StateWarning, match="hysteresis was 1 when saved"):
+        run.amp.load_state_dict(state)
+    for scale in seen:
+        run.feed(INF)
+        assert run.amp.loss_scale == scale

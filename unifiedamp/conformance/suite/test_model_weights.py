@@ -124,6 +124,16 @@ def test_a_copy_answers_as_inference_does(harness, session_policy):
 
 
 @pytest.mark.needs("convert_model")
+def test_a_copy_has_nothing_to_train(harness):
+    """No parameter of it takes gradients, or memory for them; those of the model do as before."""
+    amp, model = mlp(harness, "mixed_bfloat16")
+    trained = harness.parameters(model).keys()
+    made = amp.convert_model(model, amp.to_native(batch()), policy=LOW)
+    assert harness.parameters(made) == {}
+    assert harness.parameters(model).keys() == trained != set()
+
+
+@pytest.mark.needs("convert_model")
 def test_a_copy_adds_16_bits_to_float32(harness):
     """Where a layer's output meets its input, the copy does what a region does."""
     amp = session(harness, policy=LOW)
