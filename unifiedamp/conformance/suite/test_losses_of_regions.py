@@ -57,7 +57,7 @@ def test_a_loss_of_several_regions(harness, form, regions):
 
 @pytest.mark.parametrize("regions", [11, 40])
 def test_a_loss_of_many_regions_is_right_or_told_of(harness, form, regions):
-    """All gradients, a warning that the first regions are forgotten, or no loss at all; once compiled, all gradients."""
+    """All gradients, a warning that the first regions are forgotten, or no loss at all; compiled, all gradients."""
     amp, model, optimizer = probe(harness, form)
     step = stepping(amp, model, optimizer, form, regions)
     with warnings.catch_warnings():
