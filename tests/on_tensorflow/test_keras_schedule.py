@@ -63,7 +63,9 @@ def test_windows_are_counted_on_from_a_checkpoint(tmp_path, moment):
             checkpoint.restore(saved)
             feed(model, slice(24, 32))
         else:
-            feed(model, slice(24, 32), keras.callbacks.LambdaCallback(on_train_begin=lambda _: model.load_weights(path)))
+            feed(
+                model, slice(24, 32), keras.callbacks.LambdaCallback(on_train_begin=lambda _: model.load_weights(path))
+            )
         found.append(amp.state_dict()["schedule"]["step"])
     assert found == [1, 2, 3]
 
