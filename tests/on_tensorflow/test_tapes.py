@@ -3,13 +3,14 @@
 import gc
 import warnings
 import weakref
+from contextlib import nullcontext
 
 import pytest
 
 import unifiedamp as ua
 
 tf = pytest.importorskip("tensorflow")
-from models import keras  # noqa: E402
+from models import Spy, keras  # noqa: E402
 
 from unifiedamp_tensorflow.conformance.harness import Probe, harness  # noqa: E402
 
@@ -25,20 +26,24 @@ def weight(model):
     return float(model.ws[0].numpy()[0])
 
 
-def test_forgotten_regions_are_told_of_once(trained):
-    """By the first loss after them; another one of the same region says nothing more."""
-    amp, model, optimizer = trained
+@pytest.mark.parametrize("strict", [False, True])
+def test_forgotten_regions_are_told_of(strict):
+    """Once; a strict session refuses each loss after them."""
+    amp = ua.Amp("tensorflow", "float32", loss_scale=4.0, strict=strict)
+    model, optimizer = amp.prepare(Probe([1.0]), keras.optimizers.SGD(0.125))
     for _ in range(10):
         with amp.autocast():
             losses = [model(tf.ones(1)), model(tf.ones(1))]
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for loss in losses:
-            with amp.scale_loss(loss, optimizer) as scaled_loss:
-                scaled_loss.backward()
-    assert [each.category for each in told] == [ua.StepWarning]
-    amp.step(optimizer)
-    assert weight(model) == 0.75
+            with pytest.raises(ua.StepOrderError) if strict else nullcontext():
+                with amp.scale_loss(loss, optimizer) as scaled_loss:
+                    scaled_loss.backward()
+    assert [each.category for each in told] == [ua.StepWarning] * (not strict)
+    if not strict:
+        amp.step(optimizer)
+    assert weight(model) == (1.0 if strict else 0.75)
 
 
 def test_a_backward_pass_inside_a_region_keeps_nothing_alive(trained):
@@ -49,7 +54,7 @@ def test_a_backward_pass_inside_a_region_keeps_nothing_alive(trained):
     @tf.custom_gradient
     def doubled(x):
         def gradient(dy):
-            between = tf.exp(dy * 0.0) * 2.0
+            between = tf.exp(x * 0.0) * 2.0
             made.append(weakref.ref(between))
             return dy * between
 
@@ -67,7 +72,10 @@ def test_a_backward_pass_inside_a_region_keeps_nothing_alive(trained):
 
 def test_a_region_that_cannot_be_entered_changes_nothing(trained, monkeypatch):
     amp, model, optimizer = trained
-    before = harness.global_state()
+    spy = Spy()
+    spied = amp.prepare(keras.Sequential([keras.Input((1,)), keras.layers.Dense(1), spy]))
+    spied(tf.ones((1, 1)))
+    before = harness.global_state(), spy.seen[-1]
 
     def fail(_):
         raise MemoryError
@@ -76,7 +84,8 @@ def test_a_region_that_cannot_be_entered_changes_nothing(trained, monkeypatch):
         changed.setattr(tf.GradientTape, "__enter__", fail)
         with pytest.raises(MemoryError), amp.autocast():
             pass
-    assert harness.global_state() == before
+    spied(tf.ones((1, 1)))
+    assert (harness.global_state(), spy.seen[-1]) == before
     amp.backward(lambda: model(tf.ones(1)), optimizer)
     assert amp.step(optimizer).applied
     assert weight(model) == 0.875

@@ -40,6 +40,20 @@ def test_activations_below_zero_are_named_too(harness, form):
     assert max(row["largest"] for row in rows if row["layer"] == "layer1") == pytest.approx(1e5, rel=0.01)
 
 
+@pytest.mark.needs("accumulation")
+@pytest.mark.parametrize("order", [(1.0, 100.0, 10.0), (100.0, 1.0, 10.0), (1.0, 10.0, 100.0)])
+def test_the_largest_value_of_a_window_is_recorded(harness, form, order):
+    """Of its micro-batches, each of which is made and forgotten."""
+    amp, _, _, feed = mlp_run(harness, form, [(np.eye(4), np.zeros(4))], loss_scale=1.0, accumulate_steps=3)
+    kept = Kept()
+    with amp.record(kept):
+        for value in order:
+            feed(np.full((8, 4), value))
+    (record,) = kept.of("step")
+    found = {row["place"]: row["largest"] for row in record["activations"]}
+    assert found == {"input": 100.0, "output": 100.0}
+
+
 def test_each_of_many_layers_has_its_own_largest_value(harness, form):
     """Each doubles what it gets."""
     depth = 16
