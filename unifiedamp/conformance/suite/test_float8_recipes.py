@@ -81,6 +81,7 @@ def test_two_layers_differentiate_as_an_oracle_in_float64(harness, recipe):
     exact = np.maximum(x.astype(np.float64) @ w0 + 1, 0).T @ gradient
     for mine, expected in zip(found, (dw0, dw1), strict=True):
         assert np.linalg.norm(mine - expected) < 0.005 * np.linalg.norm(expected)
+        np.testing.assert_array_equal(round_to(mine, BFLOAT16), mine)
     assert np.linalg.norm(found[1] - exact) > 0.005 * np.linalg.norm(exact)
 
 
