@@ -129,6 +129,12 @@ def test_an_array_goes_through_json_bit_for_bit(array):
     assert back.tobytes() == np.ascontiguousarray(array).tobytes()
 
 
+def test_an_array_of_either_byte_order_is_saved_alike():
+    values = np.float32([1.5, -2.0, np.inf])
+    assert to_text(values.astype(">f4"))["base64"] == to_text(values.astype("<f4"))["base64"]
+    assert from_text(to_text(values.astype(">f4")), "here").tolist() == values.tolist()
+
+
 def test_a_state_is_split_and_joined():
     state = {"schema": "unifiedamp", "ema": [{"decay": 0.9, "weights": {"w": to_text(ARRAYS[0])}}]}
     split, arrays = split_arrays(state)

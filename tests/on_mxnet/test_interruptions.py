@@ -10,6 +10,7 @@ from unifiedamp.conformance.harness import load_harness
 from unifiedamp_mxnet.mxnet_api import autograd, from_numpy, mx
 from unifiedamp_mxnet.precision import autocast, casts
 from unifiedamp_mxnet.training import backward as backward_passes
+from unifiedamp_mxnet.training.gradients import GradientBuffer
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 ONES = np.ones(4, np.float32)
@@ -111,6 +112,35 @@ def test_a_window_that_was_set_aside_comes_back(monkeypatch, setting, moment):
     assert amp.step(one).applied
     np.testing.assert_allclose(models[0].w.data().asnumpy(), np.array(START) - 0.125, rtol=1e-3)
     np.testing.assert_allclose(models[1].w.data().asnumpy(), np.array(START), rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["mark_stashed", "restore_gradients"])
+@pytest.mark.parametrize("turn", range(2))
+def test_a_window_that_was_being_set_aside_goes_on(monkeypatch, name, turn):
+    """An interruption between two Trainers' windows, when they are set aside or brought back."""
+    amp = session("float32", master_weights=False)
+    models = [product(), product(), product()]
+    *models, one, two, other = amp.prepare(*models, *(trainer_of(model, "sgd", 0.125) for model in models))
+    for model, trainer in zip(models, (one, two), strict=False):
+        backward(amp, model, trainer)
+    native, left = getattr(GradientBuffer, name), [turn]
+
+    def interrupted(*arguments, **options):
+        left[0] -= 1
+        if left[0] == -1:
+            raise Stop
+        return native(*arguments, **options)
+
+    with amp.autocast():
+        loss = sum(model(from_numpy(ONES * 4, mx.cpu())) for model in models)
+    monkeypatch.setattr(GradientBuffer, name, interrupted)
+    with pytest.raises(Stop), amp.scale_loss(loss, other) as scaled:
+        scaled.backward()
+    monkeypatch.undo()
+    for trainer in (one, two):
+        assert amp.step(trainer).applied
+    for model, moved in zip(models, (0.125, 0.125, 0.0), strict=True):
+        np.testing.assert_allclose(model.w.data().asnumpy(), np.array(START) - moved, rtol=1e-6)
 
 
 def test_a_loss_without_a_graph_spares_the_window(array):

@@ -243,3 +243,26 @@ def test_a_model_that_makes_its_layers_itself():
         found = model(batch()[0])
     assert found["out"].dtype == tf.float32
     assert bool(found["training"])
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16"])
+def test_a_model_that_returns_whole_numbers(policy):
+    """They are no less whole for the policy's output dtype, at any size."""
+
+    class Places(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(3)
+
+        def call(self, x):
+            return tf.argmax(self.dense(x), -1) + 2**24 + 1
+
+    amp = ua.Amp("tensorflow", policy)
+    with amp.scope():
+        model = Places()
+        model(tf.ones((5, 2)))
+    model = amp.prepare(model)
+    with amp.inference(model):
+        found = model(tf.ones((5, 2)))
+    assert found.dtype is tf.int64
+    assert set(found.numpy().tolist()) < {2**24 + 1, 2**24 + 2, 2**24 + 3}

@@ -24,10 +24,10 @@ def fitted(session, weights=None, **form):
     return amp, model
 
 
-def feed(model, batches):
+def feed(model, batches, *callbacks):
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(48, 8)).astype(np.float32), rng.normal(size=(48, 2)).astype(np.float32)
-    model.fit(x[batches], y[batches], batch_size=8, shuffle=False, verbose=0)
+    model.fit(x[batches], y[batches], batch_size=8, shuffle=False, verbose=0, callbacks=callbacks)
 
 
 BEFORE, AFTER = slice(0, 24), slice(24, 48)
@@ -47,6 +47,55 @@ def test_fit_follows_the_schedule(form):
         np.testing.assert_array_equal(one, other)
     assert amp.policy == ua.Policy.parse("mixed_bfloat16")
     assert (amp.applied_steps, amp.state_dict()["schedule"]["step"]) == (6, 6)
+
+
+@pytest.mark.parametrize("moment", ["before fit", "when fit begins"])
+def test_windows_are_counted_on_from_a_checkpoint(tmp_path, moment):
+    """Its window was open: the next micro-batch ends it."""
+    amp, model = fitted({"schedule": SCHEDULE, "accumulate_steps": 2}, jit_compile=False)
+    feed(model, slice(0, 24))
+    checkpoint, path = tf.train.Checkpoint(model=model, optimizer=model.optimizer), str(tmp_path / "model.weights.h5")
+    saved = checkpoint.save(str(tmp_path / "ckpt"))
+    model.save_weights(path)
+    found = [amp.state_dict()["schedule"]["step"]]
+    for _ in range(2):
+        if moment == "before fit":
+            checkpoint.restore(saved)
+            feed(model, slice(24, 32))
+        else:
+            feed(
+                model, slice(24, 32), keras.callbacks.LambdaCallback(on_train_begin=lambda _: model.load_weights(path))
+            )
+        found.append(amp.state_dict()["schedule"]["step"])
+    assert found == [1, 2, 3]
+
+
+def test_a_compiled_call_inside_fits_own_step():
+    """The step is counted by ``fit``, whatever was compiled before or in it."""
+
+    class Looking(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+            self.look = lambda x: x
+
+        def call(self, x):
+            return self.dense(x)
+
+        def train_step(self, data):
+            self.look(data[0])
+            return super().train_step(data)
+
+    amp = ua.Amp("tensorflow", schedule=SCHEDULE)
+    with amp.scope():
+        model = Looking()
+        model(tf.ones((1, 8)))
+    model, optimizer = amp.prepare(model, keras.optimizers.SGD(0.25))
+    model.look = amp.compile(lambda x: x + 1.0)
+    model.compile(optimizer=optimizer, loss="mse", jit_compile=False)
+    feed(model, slice(0, 48))
+    assert (amp.applied_steps, amp.state_dict()["schedule"]["step"]) == (6, 6)
+    assert amp.policy == ua.Policy.parse("mixed_bfloat16")
 
 
 def test_steps_that_cannot_be_counted_are_refused():

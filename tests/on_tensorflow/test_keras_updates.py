@@ -83,6 +83,18 @@ def test_weights_assigned_to_drop_their_compensation():
     assert np.abs(weights(amp, model) - small).max() <= small * 2.0**-9
 
 
+def test_native_updates_are_refused_after_a_step_too():
+    amp, model, optimizer = prepared("kahan", keras.optimizers.SGD(0.1))
+    pairs = [(tf.zeros_like(each), each) for each in model.trainable_variables]
+    for _ in range(2):
+        with pytest.raises(ua.StepOrderError, match="the session rounds the update"):
+            optimizer.inner_optimizer.apply_gradients(pairs)
+        amp.backward(
+            lambda: sum(tf.reduce_sum(tf.cast(each, tf.float32)) for each in model.trainable_variables), optimizer
+        )
+        assert amp.step(optimizer).applied
+
+
 def test_what_is_refused():
     built = keras.optimizers.SGD(0.1)
     built.build([tf.Variable(1.0)])

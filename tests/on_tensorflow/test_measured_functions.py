@@ -90,6 +90,20 @@ def test_each_step_is_noted_with_its_loss(run_folder, form):
     amp.close()
 
 
+def test_several_steps_of_one_call_of_fit_share_its_time(run_folder):
+    RunRequest("steps", (12,)).write(run_folder)
+    amp, model, optimizer = prepared("float32", loss_scale=4.0)
+    model.compile(optimizer=optimizer, loss="mse", jit_compile=False, steps_per_execution=3)
+    x, y = batch(64)
+    with pytest.raises(SystemExit):
+        model.fit(x, y, batch_size=4, epochs=4, verbose=0)
+    (turn,) = noted(run_folder)
+    calls = [turn["times"][begin : begin + 3] for begin in range(0, 12, 3)]
+    assert [len(each) for each in calls] == [3, 3, 3, 3]
+    assert all(max(each) - min(each) < 2e-6 < max(each) for each in calls)
+    amp.close()
+
+
 def test_retraced_steps_are_noted_in_their_order(run_folder):
     RunRequest("steps", (4, 12)).write(run_folder)
     amp, model, optimizer = prepared("float32", loss_scale=4.0)

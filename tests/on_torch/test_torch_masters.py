@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 
 import pytest
 import torch
@@ -282,3 +283,22 @@ def test_sparse_gradients_add_up_in_float32(dtype):
     (found,) = amp.master_weights(model).values()
     picked = torch.tensor([3.0, 3, 1, 0, 1, 0]).unsqueeze(1) / 2
     assert found == pytest.approx((1 - 0.5 * picked.expand(6, 2)).numpy())
+
+
+@pytest.mark.parametrize("frozen", [(0,), (1,), (0, 1), ()])
+def test_masters_that_a_trainer_freezes_take_no_gradient(frozen):
+    """It freezes what its optimizer holds, for some micro-batches: those are not in the window's mean."""
+    amp = session("bfloat16", master_weights=True, loss_scale=4.0, accumulate_steps=2)
+    model = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.constant_(model.weight, 1.0)
+    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    (master,) = optimizer.param_groups[0]["params"]
+    for micro, value in enumerate((1.0, 2.0)):
+        master.requires_grad_(micro not in frozen)
+        amp.backward(lambda value=value: model(torch.full((1, 2), value, dtype=torch.bfloat16)).sum(), optimizer)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ua.StepWarning)
+            amp.step(optimizer)
+    expected = 1.0 - 0.5 * sum(value for micro, value in enumerate((1.0, 2.0)) if micro not in frozen) / 2
+    assert model.weight.tolist() == [[expected] * 2]
+    assert master.tolist() == [[expected] * 2]

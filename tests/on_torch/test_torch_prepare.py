@@ -193,3 +193,23 @@ def test_a_fused_optimizer_that_would_not_train_is_refused(policy):
     with pytest.raises(ua.PrepareError, match=f"fused SGD on 'cpu' does not update {policy} parameters"):
         ua.Amp("torch", policy, device="cpu").prepare(model, fused)
     ua.Amp("torch", policy, device="cpu", master_weights=True).prepare(model, fused)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16"])
+def test_a_model_that_returns_whole_numbers(policy):
+    """They are no less whole for the policy's output dtype, at any size."""
+
+    class Places(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense = torch.nn.Linear(2, 3)
+
+        def forward(self, x):
+            return self.dense(x).argmax(-1) + 2**24 + 1
+
+    amp = session(policy)
+    model = amp.prepare(Places())
+    with amp.inference(model):
+        found = model(torch.ones(5, 2))
+    assert found.dtype is torch.int64
+    assert set(found.tolist()) < {2**24 + 1, 2**24 + 2, 2**24 + 3}

@@ -202,3 +202,22 @@ def test_what_is_refused():
     with pytest.raises(ua.UnsupportedError, match="gradient of this SGD is sparse"):
         amp.step(optimizer)
     assert torch.equal(table.weight, before)
+
+
+@pytest.mark.parametrize("update", ["kahan", "stochastic"])
+def test_states_of_rounded_weights_stay_float32_when_they_are_loaded(update):
+    """torch casts a state to its parameter's dtype; a run goes on by the bits that were saved."""
+    first, second = (prepared(f"bfloat16;update={update}") for _ in range(2))
+    for seed in range(3):
+        feed(*first, seed)
+    saved, weights = copy.deepcopy(first[2].state_dict()), first[0].master_weights(first[1])
+    second[0].load_master_weights(second[1], weights)
+    second[2].load_state_dict(saved)
+    second[0].load_state_dict(first[0].state_dict())
+    for one, other in zip(*(run[1].parameters() for run in (first, second)), strict=True):
+        for name, value in first[2].state[one].items():
+            found = second[2].state[other][name]
+            assert found.dtype is value.dtype is torch.float32
+            assert torch.equal(found, value)
+    for seed in (3, 4):
+        assert feed(*first, seed) == feed(*second, seed)

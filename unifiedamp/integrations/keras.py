@@ -62,7 +62,7 @@ class AmpCallback(tf.keras.callbacks.Callback):
         run = self.amp.backend.interop.fit_run(self.model)
         if run is not None:
             run.logs_numbers = True
-            run.at_end.append(self._end)
+            run.on_error.append(self._end)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin to record, once callbacks that restore a checkpoint have done so."""

@@ -121,10 +121,11 @@ def _advice(block: HybridBlock) -> str:
 
 
 def _copy_parameters(source: Block, target: Block, masters_of: MastersOf) -> None:
-    """Fill a converted block's parameters by those of the same name in the graph, in float32."""
+    """Fill a converted block's parameters by those of the same name in the graph, in float32, for inference alone."""
     sources = {param.var().name: param for param in source.collect_params().values()}
     for param in target.collect_params().values():
         found = sources[param.name]
         values = [cast(value, "float32") for value in masters_of(found) or found.list_data()]
         param.shape = found.shape
+        param.grad_req = "null"  # else it gets memory for gradients
         param._load_init(values[0], [context_of(value) for value in values])

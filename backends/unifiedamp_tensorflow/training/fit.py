@@ -22,6 +22,7 @@ from ..internals import epoch_logs_method, steps_per_execution, uses_xla
 from .fit_losses import FitLosses
 from .fit_optimizer import check_fit, refuse_given
 from .fit_run import FitRun
+from .fit_window import FitWindow
 from .native_steps import NativeSteps
 from .optimizers import SCALES_LOSS
 from .prepared_objects import PreparedObjects
@@ -93,15 +94,15 @@ class Fitting:
 
     def _fit(self, model: Model, fit: Callable[..., Any], *args: Any, **options: Any) -> Any:
         run, runs = FitRun(self._scaler), self._runs.setdefault(id(model), [])
+        window = self._window_of(model)
+        if window is not None:
+            window.resume()  # a checkpoint of TensorFlow's may have been restored since, which calls no Python
         runs.append(run)
         try:
-            history = fit(*args, **options)
+            return fit(*args, **options)
         except BaseException as error:
-            run.end(error)
+            run.fail(error)
             raise
-        else:
-            run.end(None)
-            return history
         finally:
             runs.remove(run)
 
@@ -200,14 +201,17 @@ class Fitting:
             logs: what Keras returned of them.
             ahead: how many the next call will run.
         """
-        windows = [each.fit_window for each in self._prepared.optimizers if each.outer is model.optimizer]
-        window = windows[0] if windows else None
+        window = self._window_of(model)
         ended = steps if window is None else window.count(steps)
         self._due = bool(self._native_steps.after_step(steps, ended, ahead))
         if self._native_steps.follower is not None:
             loss = self._losses.setdefault(id(model), FitLosses()).add(logs, steps)
             for left in reversed(range(ended)):
                 self._native_steps.follower.native_step(loss, more=left > 0)
+
+    def _window_of(self, model: Model) -> FitWindow | None:
+        optimizer = getattr(model, "optimizer", None)
+        return next((each.fit_window for each in self._prepared.optimizers if each.outer is optimizer), None)
 
 
 def _bound(method: Callable[..., Any], model: Model, name: str) -> Callable[..., Any]:

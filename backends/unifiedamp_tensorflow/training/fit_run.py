@@ -1,4 +1,4 @@
-"""One call of Keras's ``fit``: the numbers that it logs, and what is called when it ends."""
+"""One call of Keras's ``fit``: the numbers that it logs, and what is called when it fails."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class FitRun:
 
     Attributes:
         logs_numbers: whether the session's numbers are in the logs.
-        at_end: called when the call ends, with the exception that ended it or None.
+        on_error: called with the exception that ended the call; Keras then calls ``on_train_end`` of no callback.
     """
 
     def __init__(self, scaler: DeviceScaler | None) -> None:
         self._scaler = scaler
         self.logs_numbers = False
-        self.at_end: list[Callable[[BaseException | None], None]] = []
+        self.on_error: list[Callable[[BaseException], None]] = []
 
-    def end(self, error: BaseException | None) -> None:
-        """Call what waits for the end."""
-        while self.at_end:
-            self.at_end.pop()(error)
+    def fail(self, error: BaseException) -> None:
+        """Call what waits for the exception that ends the call."""
+        while self.on_error:
+            self.on_error.pop()(error)
 
     def with_numbers(self, logs: Any) -> Any:
         """Return a step's logs with the session's numbers, as tensors that nothing waits for."""

@@ -43,6 +43,10 @@ class FitWindow:
         """Continue from variables of these names that were loaded; a window that was not saved is empty."""
         if MICRO_BATCHES not in names:
             self.restart()
+        self.resume()
+
+    def resume(self) -> None:
+        """Count on, in Python, from the micro-batches that the device has counted."""
         self._counted = int(self._micro.numpy())
 
     def count(self, micro_batches: int) -> int:

@@ -115,7 +115,6 @@ class TensorFlowScaledLoss:
     def _check_regions(self) -> None:
         recording = self._context.tapes.here()
         if recording is not None and recording.forgot:
-            recording.forgot = False
             self._context.warn(
                 f"amp.scale_loss: more than {KEPT_REGIONS} autocast regions were entered since the last step, and the "
                 "first ones are no longer recorded: this loss gets no gradients through what was computed in them. "

@@ -62,12 +62,12 @@ class Layers:
     def step(self, x, gradient):
         self._step(*self.batch(x, gradient))
 
-    def weight_gradients(self, x, gradient):
-        """The gradients of the weights, rounded to bfloat16, each of shape (inputs, outputs)."""
+    def weight_gradients(self, x, gradient, rounded=True):
+        """The gradients of the weights, rounded to bfloat16 or as they are, each of shape (inputs, outputs)."""
         self.backward(*self.batch(x, gradient))
         found = {name: self.amp.to_numpy(each) for name, each in self.amp.gradients(self.optimizer).items()}
         self.amp.discard_step(self.optimizer)
-        found = [round_to(each, BFLOAT16) for each in found.values() if each.ndim == 2]
+        found = [round_to(each, BFLOAT16) if rounded else each for each in found.values() if each.ndim == 2]
         probe = self.harness.mlp([(np.zeros((2, 3), np.float32), ZEROS[:3])])
         transposes = (3, 2) in [value.shape for value in self.harness.parameters(probe).values()]
         return [each.T if transposes else each for each in found]

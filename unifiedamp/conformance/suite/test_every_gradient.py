@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import probe_run, session
+from unifiedamp.conformance.driver import compiled, probe_run, session
 
 INF = math.inf
 COUNT = 3
@@ -199,3 +199,35 @@ def test_parameters_of_two_models_have_a_gradient_each(harness, later):
     amp.backward(loss, optimizer)
     amp.unscale(optimizer)
     assert sorted(true_gradients(amp, optimizer)) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("bad", [0, 1])
+def test_the_gradient_that_overflowed_is_named(harness, form, first, bad):
+    """Whichever of two losses reached its parameter, and in whatever order they came."""
+    amp, told = session(harness, form, loss_scale=dynamic()), []
+
+    class Observer:
+        def on_step_skipped(self, report):
+            told.append(report.tensors)
+
+    models = [harness.probe([1.0]), harness.probe([1.0])]
+    *models, optimizer = amp.prepare(*models, harness.sgd(models, 0.1))
+    amp.observe(Observer())
+
+    def losses(*inputs):
+        for index in (first, 1 - first):
+            amp.backward(lambda index=index: models[index](inputs[index]), optimizer)
+
+    inputs = [amp.to_native(np.float32([INF if index == bad else 1.0])) for index in (0, 1)]
+    losses(*inputs)
+    held = {name: float(np.ravel(amp.to_numpy(value))[0]) for name, value in amp.gradients(optimizer).items()}
+    amp.discard_step(optimizer)
+
+    def step(*inputs):
+        losses(*inputs)
+        amp.step(optimizer)
+
+    compiled(amp, form, step)(*inputs)
+    assert told == [tuple(name for name, value in held.items() if not math.isfinite(value))]
+    assert len(held) == 2

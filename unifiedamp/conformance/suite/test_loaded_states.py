@@ -3,6 +3,7 @@
 import contextlib
 import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -266,3 +267,18 @@ def test_a_recorder_takes_no_loaded_skip_for_one_that_it_missed(harness, form):
             run.feed(1.0)
     assert kept.of("skip") == []
     assert [(step["step"], step["skipped_steps"]) for step in kept.of("step")] == [(1, 0), (41, 30), (42, 30)]
+
+
+@pytest.mark.parametrize("reset", ["good_step", "growth"])
+@pytest.mark.parametrize(("bad", "seen"), [(0, [16.0, 16.0, 8.0]), (1, [16.0, 8.0]), (2, [8.0]), (5, [8.0])])
+def test_overflows_that_a_run_without_hysteresis_had_count(harness, bad, seen, reset):
+    """Its consecutive ones, towards the backoff of a session that has it."""
+    source = probe_run(harness, loss_scale=replace(SCALE, hysteresis_reset=reset))
+    state = saved(source, good_steps=0, bad_steps=bad)
+    setting = ua.DynamicLossScale(4.0, growth_interval=3, max_scale=64.0, hysteresis=3, hysteresis_reset=reset)
+    run = probe_run(harness, loss_scale=setting)
+    with pytest.warns(ua.StateWarning, match="hysteresis was 1 when saved"):
+        run.amp.load_state_dict(state)
+    for scale in seen:
+        run.feed(INF)
+        assert run.amp.loss_scale == scale

@@ -57,7 +57,7 @@ def test_a_loss_of_several_regions(harness, form, regions):
 
 @pytest.mark.parametrize("regions", [11, 40])
 def test_a_loss_of_many_regions_is_right_or_told_of(harness, form, regions):
-    """All gradients, a warning that the first regions are forgotten, or no loss at all."""
+    """All gradients, a warning that the first regions are forgotten, or no loss at all; compiled, all gradients."""
     amp, model, optimizer = probe(harness, form)
     step = stepping(amp, model, optimizer, form, regions)
     with warnings.catch_warnings():
@@ -65,6 +65,7 @@ def test_a_loss_of_many_regions_is_right_or_told_of(harness, form, regions):
         try:
             step(amp.to_native(np.float32([1.0, 2.0])))
         except (ua.StepWarning, ua.LossError):
+            assert form.startswith("eager")
             assert weights(harness, model) == [1.0, 1.0]
         else:
             assert weights(harness, model) == [1.0 - LR * regions, 1.0 - 2.0 * LR * regions]
@@ -199,3 +200,50 @@ def test_two_losses_of_one_graph(harness, form):
         slope = sum(2 * (a * x + b - target) for target in targets)
         a, b = a - LR * slope * x, b - LR * slope
     np.testing.assert_allclose(weights(harness, model), [a, b], rtol=1e-5)
+
+
+def test_a_loss_in_a_compiled_call_and_one_after_it(harness, form):
+    """Their gradients are added up, or the step is refused until the window is dropped; then training goes on."""
+    amp, model, optimizer = probe(harness, form)
+    x = amp.to_native(np.float32([1.0, 2.0]))
+
+    def backward(x):
+        amp.backward(lambda: model(x), optimizer)
+
+    inside, expected = compiled(amp, form, backward), np.array([1.0, 1.0])
+    for _ in range(3):
+        inside(x)
+        amp.backward(lambda: model(x), optimizer)
+        try:
+            amp.step(optimizer)
+        except ua.StepOrderError:
+            amp.discard_step(optimizer)
+        else:
+            expected -= 2 * LR * np.array([1.0, 2.0])
+        assert weights(harness, model) == expected.tolist()
+        amp.backward(lambda: model(x), optimizer)
+        amp.step(optimizer)
+        expected -= LR * np.array([1.0, 2.0])
+        assert weights(harness, model) == expected.tolist()
+
+
+def test_a_compiled_call_inside_a_region_spares_the_regions_loss(harness, form):
+    """It has a region of its own, as an evaluation in the middle of a step has."""
+    amp, model, optimizer = probe(harness, form)
+    x = amp.to_native(np.float32([1.0, 2.0]))
+
+    def look(x):
+        with amp.autocast():
+            return model(x)
+
+    look = compiled(amp, form, look)
+    for count in range(1, 4):
+        with amp.autocast():
+            loss = model(x)
+            look(x)
+            with amp.autocast():
+                loss = loss + model(x)
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        amp.step(optimizer)
+        assert weights(harness, model) == [1.0 - 2 * LR * count, 1.0 - 4 * LR * count]

@@ -5,6 +5,8 @@ import pytest
 
 import unifiedamp as ua
 from unifiedamp.conformance.driver import compiled, probe_run, session
+from unifiedamp.formats import FLOAT_FORMATS
+from unifiedamp.formats.rounding import round_to
 
 LOW = ua.Policy.parse("mixed_bfloat16")
 
@@ -121,6 +123,34 @@ def test_a_copy_answers_as_inference_does(harness, session_policy):
     assert harness.parameters(model).keys() == before.keys()
     for name, array in harness.parameters(model).items():
         np.testing.assert_array_equal(array, before[name])
+
+
+@pytest.mark.needs("convert_model")
+def test_a_copy_has_nothing_to_train(harness):
+    """No parameter of it takes gradients, or memory for them; those of the model do as before."""
+    amp, model = mlp(harness, "mixed_bfloat16")
+    trained = harness.parameters(model).keys()
+    made = amp.convert_model(model, amp.to_native(batch()), policy=LOW)
+    assert harness.parameters(made) == {}
+    assert harness.parameters(model).keys() == trained != set()
+
+
+@pytest.mark.needs("convert_model", "layer_overrides")
+def test_a_copy_with_a_layer_in_float32_is_its_own(harness):
+    """Its output is not rounded to the session's output dtype, nor do its weights follow those of the model."""
+    try:
+        amp, model = mlp(harness, LOW.replace(output_dtype="bfloat16"))
+    except ua.PolicyError as error:
+        pytest.skip(str(error))
+    x, overrides = amp.to_native(batch()), {"layer1": "float32"}
+    try:
+        made = amp.convert_model(model, x, policy=ua.Policy.parse("mixed_float16").replace(layer_overrides=overrides))
+    except ua.PolicyNotSupportedError:
+        made = amp.convert_model(model, x, policy=LOW.replace(layer_overrides=overrides))
+    found = np.asarray(amp.to_numpy(made(x)), np.float32)
+    assert (round_to(found, FLOAT_FORMATS["bfloat16"]) != found).any()
+    amp.load_master_weights(model, {name: 0 * array for name, array in amp.master_weights(model).items()})
+    np.testing.assert_array_equal(np.asarray(amp.to_numpy(made(x)), np.float32), found)
 
 
 @pytest.mark.needs("convert_model")

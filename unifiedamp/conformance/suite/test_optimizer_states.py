@@ -258,3 +258,20 @@ def test_moments_in_fewer_bits_move_from_another_backend(harness, peer, dtype):
 
 def true_weights(run):
     return [float(value[0]) for value in run.amp.master_weights(run.model).values()]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_decay_where_their_moments_alone_have_fewer_bits(harness, form, dtype):
+    """As without: numbers that float32 holds."""
+
+    def make(model):
+        with harness.left_to_prepare():
+            return harness.decaying_sgd(model, 0.5, 1.0)
+
+    if dtype not in probe_dtypes(harness):
+        pytest.skip(f"state_dtype={dtype} is refused")
+    policy = ua.Policy.parse(f"float32;state_dtype={dtype}")
+    run = probe_run(harness, form, policy=policy, make=make, loss_scale="none")
+    for expected in (0.375, 0.0625):
+        run.feed(0.25)
+        assert run.weights() == [expected]

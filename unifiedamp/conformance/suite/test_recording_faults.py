@@ -40,6 +40,32 @@ def test_activations_below_zero_are_named_too(harness, form):
     assert max(row["largest"] for row in rows if row["layer"] == "layer1") == pytest.approx(1e5, rel=0.01)
 
 
+@pytest.mark.needs("accumulation")
+@pytest.mark.parametrize("order", [(1.0, 100.0, 10.0), (100.0, 1.0, 10.0), (1.0, 10.0, 100.0)])
+def test_the_largest_value_of_a_window_is_recorded(harness, form, order):
+    """Of its micro-batches, each of which is made and forgotten."""
+    amp, _, _, feed = mlp_run(harness, form, [(np.eye(4), np.zeros(4))], loss_scale=1.0, accumulate_steps=3)
+    kept = Kept()
+    with amp.record(kept):
+        for value in order:
+            feed(np.full((8, 4), value))
+    (record,) = kept.of("step")
+    found = {row["place"]: row["largest"] for row in record["activations"]}
+    assert found == {"input": 100.0, "output": 100.0}
+
+
+def test_each_of_many_layers_has_its_own_largest_value(harness, form):
+    """Each doubles what it gets."""
+    depth = 16
+    amp, _, _, feed = mlp_run(harness, form, [(2.0 * np.eye(4), np.zeros(4))] * depth, loss_scale=1.0)
+    kept = Kept()
+    with amp.record(kept):
+        feed(np.ones((8, 4)))
+    rows = kept.of("step")[0]["activations"]
+    found = {row["layer"]: row["largest"] for row in rows if row["place"] == "output" and row["layer"][:5] == "layer"}
+    assert found == {f"layer{index}": 2.0 ** (index + 1) for index in range(depth)}
+
+
 def test_a_layer_that_overflows_is_named_as_the_first(harness, form):
     weights = layers(4, 4, 4, 4)
     weights[1] = (np.full((4, 4), 3e38, np.float32), weights[1][1])
@@ -68,6 +94,21 @@ def test_a_layer_that_makes_nan_is_named_as_the_first(harness):
     (record,) = kept.of("step")
     assert record["non_finite"]["first_activation"]["layer"] == "layer1"
     assert list(kept.found("non_finite")) == ["layer1"]
+
+
+def test_one_nan_among_finite_numbers_is_seen(harness, form):
+    """Wherever it is in the batch."""
+    weight = np.zeros((4, 4), np.float32)
+    weight[:2, 0] = 3e38, -3e38  # inf - inf, where an input is large
+    amp, _, _, feed = mlp_run(harness, form, [(weight, np.zeros(4))], loss_scale="dynamic")
+    kept, rows = Kept(), (0, 1, 4, 7)
+    with amp.record(kept, every=1):
+        for row in rows:
+            x = np.zeros((8, 4), np.float32)
+            x[row] = 10.0
+            feed(x)
+    found = [record["non_finite"]["first_activation"] for record in kept.of("step")]
+    assert [(each["layer"], each["place"]) for each in found] == [("layer0", "output")] * len(rows)
 
 
 def test_a_batch_that_holds_inf_is_told_from_the_model(harness, form):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
+from unifiedamp.conformance.driver import compiled
 from unifiedamp.conformance.suite.scheduled import (
     AT,
     STEPS,
@@ -100,3 +101,25 @@ def test_a_discarded_iteration_counts(harness):
     run.amp.backward(lambda: harness.mean_square(run.model(x), y), run.optimizer)
     run.amp.discard_step(run.optimizer)
     assert run.amp.policy.compute_dtype == "bfloat16"
+
+
+@pytest.mark.needs("policy_schedule")
+def test_a_compiled_call_of_two_iterations_keeps_its_policy(harness, form):
+    """To its end; the next call has the next one. An eager one changes it in between."""
+    low = runs_here(harness, "mixed_bfloat16")
+    run, seen = Training(harness, "eager", schedule={0: "float32", 1: low}), []
+
+    def twice(x, y):
+        for _ in range(2):
+            run.amp.backward(lambda: harness.mean_square(run.model(x), y), run.optimizer)
+            seen.append(run.amp.policy.compute_dtype)
+            run.amp.step(run.optimizer)
+
+    twice = compiled(run.amp, form, twice)
+    ((x, y),) = batches(1)
+    for count in (1, 2):
+        twice(run.amp.to_native(x), run.amp.to_native(y))
+        assert run.amp.applied_steps == 2 * count
+    assert run.amp.policy == low
+    assert seen[-1] == "bfloat16"
+    assert seen[:2] == ["float32", "bfloat16" if form.startswith("eager") else "float32"]

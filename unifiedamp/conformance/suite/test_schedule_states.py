@@ -70,3 +70,22 @@ def test_states_of_other_schedules_are_named(harness):
     for wrong in ({"step": 1}, [], {"policies": "0: float32", "step": -1}, {"policies": "5: float32", "step": 1}):
         with pytest.raises(ua.CheckpointError, match="schedule"):
             fresh.amp.load_state_dict({**state, "schedule": wrong})
+
+
+@pytest.mark.needs("policy_schedule")
+@pytest.mark.parametrize("first", ["float32", "mixed_bfloat16", "mixed_float8;emulate=true;recipe=delayed"])
+@pytest.mark.parametrize("wrong", [{"ema": [1]}, {"amax_history": [1]}, {"state": {"scale": -1.0}}])
+def test_a_refused_state_of_another_place_changes_nothing(harness, first, wrong):
+    """Neither the policy nor what it keeps beside the weights: training goes on as if nothing had been loaded."""
+    schedule = {0: runs_here(harness, first), AT: runs_here(harness, "mixed_bfloat16;keep_norm_float32=false")}
+    data, runs = batches(), [Training(harness, "eager", schedule=schedule) for _ in range(2)]
+    for run in runs:
+        run.feed(*data[:2])
+    before = runs[0].amp.state_dict()
+    place = {"policy": str(schedule[AT].replace(loss_scale=None)), "schedule": {**before["schedule"], "step": AT + 1}}
+    with pytest.raises(ua.CheckpointError):
+        runs[0].amp.load_state_dict({**before, **place, **wrong})
+    assert runs[0].amp.state_dict() == before
+    for run in runs:
+        run.feed(*data[2:])
+    assert_same(runs[0].weights(), runs[1].weights())

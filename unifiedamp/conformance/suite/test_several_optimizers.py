@@ -244,3 +244,20 @@ def test_two_over_one_parameter_train_right_or_are_refused(harness, together):
             amp.backward(lambda: model(x), optimizer)
             assert amp.step(optimizer).applied
     assert harness.parameters(model).popitem()[1].tolist() == [1.0 - 0.25 - 0.125]
+
+
+def test_an_optimizer_that_is_named_twice_gets_its_gradients_once(harness, form):
+    pair = Pair(harness, form)
+    first, second = pair.models
+    one, two = pair.optimizers
+
+    def step(x):
+        pair.amp.backward(lambda: first(x) + second(x), [one, two, one])
+        for optimizer in pair.optimizers:
+            pair.amp.step(optimizer)
+
+    step = compiled(pair.amp, form, step)
+    for _ in range(2):
+        step(pair.native(1.0))
+    assert pair.weights() == pytest.approx([0.8, 0.8], abs=1e-6)
+    assert (pair.amp.applied_steps, pair.amp.loss_scale) == (4, 8.0)

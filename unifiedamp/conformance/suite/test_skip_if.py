@@ -191,6 +191,26 @@ def test_a_window_is_dropped_as_a_whole(harness, form, place, scale):
         assert loop.numbers() == oracle.numbers()
 
 
+@pytest.mark.needs("accumulation")
+def test_windows_with_a_condition_and_without_take_turns(harness, form):
+    """Each is compiled by itself: no condition reaches another window, in whatever order they come."""
+    loop = Loop(harness, form, loss_scale=SCALE, accumulate_steps=2)
+
+    def plain(x):
+        loop.amp.backward(lambda: loop.model(x), loop.optimizer)
+        loop.amp.step(loop.optimizer)
+
+    plain, oracle = compiled(loop.amp, form, plain), Oracle(SCALE)
+    for condition in (True, None, False, True, None, None, False, True, True, None):
+        if condition is None:
+            plain(loop.native([2.0]))
+        else:
+            loop.feed(2.0, loop.native(float(condition)))
+        plain(loop.native([2.0]))
+        oracle.step(2.0, bool(condition))
+        assert loop.numbers() == oracle.numbers()
+
+
 @pytest.mark.needs("several_optimizers")
 @pytest.mark.parametrize("scale", [SCALE, ua.NoLossScale()])
 def test_the_open_windows_are_dropped(harness, form, scale):
