@@ -116,6 +116,11 @@ def _gain(dtype: str, context: Context) -> Support:
     return Support(True, f"{'' if helps else 'no '}Tensor Cores at compute capability {major}.{minor}", helps)
 
 
+def holds_rounded(policy: Policy) -> bool:
+    """Return whether parameters are float32 arrays that hold bfloat16 numbers: those of an emulated pure policy."""
+    return policy.emulate and policy.param_dtype == "bfloat16"
+
+
 def check_session_policy(spec: SessionSpec, context: Context) -> None:
     """Refuse what cannot run, warn once of what cannot help.
 
@@ -124,7 +129,7 @@ def check_session_policy(spec: SessionSpec, context: Context) -> None:
         UnsupportedError: an operator override that MXNet cannot apply.
     """
     check_policy(spec.policy, context)
-    if spec.master_weights and spec.policy.emulate and spec.policy.param_dtype == "bfloat16":
+    if spec.master_weights and holds_rounded(spec.policy):
         raise errors.PolicyNotSupportedError(f"policy '{spec.policy}': {EMULATE_MASTERS}")
     if spec.policy.compute_dtype == "bfloat16" and not spec.policy.emulate and not cpu_has_bfloat16():
         spec.warn(NO_BFLOAT16, errors.NoGainWarning)

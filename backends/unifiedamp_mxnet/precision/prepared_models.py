@@ -9,6 +9,7 @@ from ..layer_paths import walk
 from . import float8_layers
 from .layers import BoundaryCasts
 from .low_precision_params import Arrays, cast_parameters, layer_dtypes, round_parameters
+from .policies import holds_rounded
 from .tables import CastTables
 
 
@@ -61,7 +62,7 @@ class PreparedModels:
     def _cast_parameters(self, model: Block) -> None:
         policy, blocks = self._spec.policy, dict(walk(model))
         dtypes = layer_dtypes(model, policy)
-        emulate = policy.emulate and policy.param_dtype == "bfloat16"
+        emulate = holds_rounded(policy)
         if emulate:
             self.emulated |= round_parameters(model, dtypes, policy)
         else:

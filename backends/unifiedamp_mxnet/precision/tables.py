@@ -9,7 +9,7 @@ from ..options import emulated
 from .autocast import Region
 from .casts import CastTable
 from .layers import BoundaryCasts
-from .policies import check_policy, multicasts
+from .policies import check_policy, holds_rounded, multicasts
 
 
 class CastTables:
@@ -62,8 +62,7 @@ class CastTables:
                 self._check_recipe(policy)
             # Layers compute in the dtype of their parameters where a region is disabled, and emulated ones so too.
             own = self._spec.policy
-            emulated = own.emulate and own.param_dtype == "bfloat16"
-            region = Region(self._table(policy or own) if enabled or emulated else None)
+            region = Region(self._table(policy or own) if enabled or holds_rounded(own) else None)
             self._regions[(enabled, policy)] = region
         return region
 

@@ -9,6 +9,7 @@ from unifiedamp.backend import ScaleState, SessionSpec, rank_settings, rounding
 from .._types import HostArray, Parameter, Trainer, Undo
 from ..precision.bfloat16_bits import write_rounded
 from ..precision.low_precision_params import Arrays
+from ..precision.policies import holds_rounded
 from .master_weights import MasterWeights, create_states
 from .prepared_optimizer import PreparedOptimizer
 from .rounded_weights import RoundedWeights
@@ -94,8 +95,7 @@ class PreparedOptimizers:
 
     def _masters(self, trainer: Trainer, names: dict[int, str]) -> MasterWeights | RoundedWeights | None:
         policy, params = self._policy, trainer._params
-        emulated = policy.emulate and policy.param_dtype == "bfloat16"
-        if policy.update is not None or policy.state_dtype is not None or emulated:
+        if policy.update is not None or policy.state_dtype is not None or holds_rounded(policy):
             names_of = [names.get(id(param), param.name) for param in params]
             return RoundedWeights(trainer, policy, names_of.__getitem__, self._emulated)
         return MasterWeights(trainer, self._originals) if self._master_weights else None
