@@ -291,3 +291,10 @@ def test_experts_alone_are_enough():
                 continue
             with pytest.warns(ua.PolicyWarning, **options):
                 amp.prepare(model, optimizer)
+
+
+def test_a_torch_that_hides_them_from_dynamo_leaves_them_as_they_are(monkeypatch):
+    monkeypatch.delattr("torch._dynamo.variables.torch.get_overridable_functions")
+    _, _, rows = trained(ROWWISE, 0)
+    assert rows["float8.first"].value == "not float8"
+    assert "would not do so in compiled code" in rows["float8.first"].note

@@ -107,7 +107,9 @@ def _rejection_reason(kept: str | None, weights: Mapping[str, torch.Size], min_f
     if odd:
         return f"{', '.join(odd)}: not multiples of {MULTIPLE}"
     small = [f"{name}: {tuple(size)}" for name, size in weights.items() if min(size[1:]) < min_features]
-    return f"{', '.join(small)}: below float8_min_features={min_features}" if small else ""
+    if small:
+        return f"{', '.join(small)}: below float8_min_features={min_features}"
+    return "" if _seen_by_dynamo() is not None else f"torch {torch.__version__} would not do so in compiled code"
 
 
 def why_unsupported(how: How, recipe: Float8Recipe, emulate: bool, device: torch.device) -> str:
@@ -125,19 +127,21 @@ def wrap(
 ) -> list[Callable[[], None]]:
     """Run the grouped products of modules in float8; return what undoes it."""
     if paths:
-        _let_dynamo_see()
+        (_seen_by_dynamo() or set()).update(_GROUPED)
     modules, region = modules_by_path(model), Region(device_type, None)
     return [ExpertsForward(modules[path], region, how, emulate).remove for path in paths]
 
 
-def _let_dynamo_see() -> None:
-    """Make dynamo pass grouped products to ``TorchFunctionMode``, as eager mode does.
+def _seen_by_dynamo() -> set[Any] | None:
+    """Return the functions that dynamo passes to ``TorchFunctionMode``; None where this torch keeps no such set.
 
-    It does so for the functions in a set of its own, which leaves out those whose names begin with an underscore.
+    Dynamo leaves out functions whose names begin with an underscore, which eager mode passes on.
     """
-    from torch._dynamo.variables.torch import get_overridable_functions
-
-    get_overridable_functions().update(_GROUPED)
+    try:
+        from torch._dynamo.variables.torch import get_overridable_functions
+    except ImportError:
+        return None
+    return get_overridable_functions()
 
 
 def rows(models: Sequence[Mapping[str, str]], recipe: Float8Recipe, emulate: bool) -> list[PlanRow]:
