@@ -126,8 +126,9 @@ def wrap(
     model: torch.nn.Module, paths: Sequence[str], device_type: str, how: How, emulate: bool
 ) -> list[Callable[[], None]]:
     """Run the grouped products of modules in float8; return what undoes it."""
-    if paths:
-        (_seen_by_dynamo() or set()).update(_GROUPED)
+    seen = _seen_by_dynamo() if paths else None
+    if seen is not None:
+        seen.update(_GROUPED)
     modules, region = modules_by_path(model), Region(device_type, None)
     return [ExpertsForward(modules[path], region, how, emulate).remove for path in paths]
 
