@@ -254,16 +254,14 @@ def tests_ray(session: nox.Session) -> None:
 def everything(session: nox.Session) -> None:
     """All that `nox` runs, in less time: `tests` in two processes; beside and after it the others, in one each.
 
-    One process more than there are cores, since each waits a quarter of the time; and ``tests_ray``, which mostly
-    waits for its workers.
+    One process more than there are cores, since each waits for something a quarter of the time. With another beside them,
+    the workers of ``tests_ray`` start too late.
     """
     for path in REPORTS.glob("*.xml"):
         path.unlink()
-    waiting = "tests_ray"
     places, running = threading.Semaphore(PROCESSES + 1), {}
-    with ThreadPoolExecutor(PROCESSES + 2) as pool:
-        running[waiting] = pool.submit(_apart, waiting, session.posargs, 1)
-        for name in [name for name in nox.options.sessions if name != waiting]:
+    with ThreadPoolExecutor(PROCESSES + 1) as pool:
+        for name in nox.options.sessions:
             processes = PROCESSES if name == "tests" else 1
             for _ in range(processes):
                 places.acquire()
