@@ -254,8 +254,8 @@ def tests_ray(session: nox.Session) -> None:
 def everything(session: nox.Session) -> None:
     """All that `nox` runs, in less time: `tests` in two processes; beside and after it the others, in one each.
 
-    One process more than there are cores, since each waits for something a quarter of the time. With another beside them,
-    the workers of ``tests_ray`` start too late.
+    One process more than there are cores, since each waits for something a quarter of the time. With another one, the
+    workers of ``tests_ray`` start too late.
     """
     for path in REPORTS.glob("*.xml"):
         path.unlink()
