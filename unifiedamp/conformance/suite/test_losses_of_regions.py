@@ -202,6 +202,7 @@ def test_two_losses_of_one_graph(harness, form):
     np.testing.assert_allclose(weights(harness, model), [a, b], rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # torch, on a GPU: one backward pass is captured
 def test_a_loss_in_a_compiled_call_and_one_after_it(harness, form):
     """Their gradients are added up, or the step is refused until the window is dropped; then training goes on."""
     amp, model, optimizer = probe(harness, form)
