@@ -278,6 +278,22 @@ def test_outside_regions_and_with_other_arguments_it_is_torch_s_own():
         assert torch.equal(torch._grouped_mm(x, odd, offs), torch._grouped_mm(x, odd, offs=offs))
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_forward_that_leaves_autocast_leaves_float8(compiled):
+    class Wide(Experts):
+        def forward(self, x, offs):
+            with torch.autocast("cpu", enabled=False):
+                return super().forward(x, offs)
+
+    ready_dynamo()
+    torch._dynamo.reset()
+    model, x, offs = Wide(), torch.randn(40, INPUTS).bfloat16(), ends((16, 16, 8))
+    with closing(prepared("recipe=rowwise", model)) as amp:
+        run = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+        with amp.autocast():
+            assert torch.equal(run(x, offs), torch._grouped_mm(x, model.weight.bfloat16(), offs))
+
+
 def test_experts_alone_are_enough():
     for policy, options in ((ROWWISE, {}), ("mixed_float8;emulate=true", {"match": "runs nothing of Experts"})):
         model = Experts()

@@ -12,6 +12,11 @@ from unifiedamp.backend import Switches
 from .thread_state import ThreadState, entered
 
 
+def in_bfloat16(device_type: str) -> bool:
+    """Return whether autocast to bfloat16 is on, inside which float8 layers run in float8; dynamo traces it."""
+    return torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type) is torch.bfloat16
+
+
 class _Recomputing:
     """The overrides of the session that runs backward now, for forwards recomputed there (checkpointing).
 

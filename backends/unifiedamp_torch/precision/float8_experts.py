@@ -12,7 +12,7 @@ from unifiedamp.backend import Float8Recipe, PlanRow
 
 from ..device.kinds import traits
 from ..layer_paths import modules_by_path
-from .autocast import Region
+from .autocast import Region, in_bfloat16
 from .float8 import How
 from .float8_casts import ROW
 from .float8_grouped import MULTIPLE, Operands, grouped
@@ -24,7 +24,7 @@ _GROUPED = [getattr(module, name) for module, name in _NAMES if hasattr(module, 
 
 
 class GroupedProducts(TorchFunctionMode):
-    """Runs ``torch.nn.functional.grouped_mm`` in float8 inside; dynamo traces it.
+    """Runs ``torch.nn.functional.grouped_mm`` in float8 inside, where autocast to bfloat16 is on; dynamo traces it.
 
     Args:
         region: a region without autocast.
@@ -35,12 +35,13 @@ class GroupedProducts(TorchFunctionMode):
     def __init__(self, region: Region, how: How, emulate: bool) -> None:
         super().__init__()
         self._region, self._how, self._emulate = region, how, emulate
+        self._device = region.device
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _GROUPED:
+        if func in _GROUPED and in_bfloat16(self._device):
             given = Operands.read(args, kwargs)
             if given.suit():
                 with self._region:
@@ -49,7 +50,7 @@ class GroupedProducts(TorchFunctionMode):
 
 
 class ExpertsForward(Forward):
-    """The ``forward`` of a module of experts, with grouped products in float8 where autocast to bfloat16 is on.
+    """The ``forward`` of a module of experts, with grouped products in float8.
 
     Args:
         module: it holds the weights of its experts in one parameter, of shape (experts, …, …).
@@ -60,14 +61,11 @@ class ExpertsForward(Forward):
 
     def __init__(self, module: torch.nn.Module, region: Region, how: How, emulate: bool) -> None:
         super().__init__(module)
-        self._device = region.device
         self._mode = GroupedProducts(region, how, emulate)  # dynamo traces none that is made in what it traces
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module."""
-        device = self._device
-        on = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.bfloat16
-        if self.removed or not on:
+        if self.removed:
             return self.plain(*args, **kwargs)
         with self._mode:
             return self.plain(*args, **kwargs)

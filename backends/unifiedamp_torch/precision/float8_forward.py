@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..layer_paths import modules_by_path
-from .autocast import Region
+from .autocast import Region, in_bfloat16
 from .float8 import UNKNOWN, How, linear, takes
 from .float8_casts import Scaled
 from .float8_scales import LayerScales
@@ -48,9 +48,7 @@ class Float8Forward(Forward):
 
     def __call__(self, x: Any) -> Any:
         """Run the layer."""
-        device = self._device
-        on = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.bfloat16
-        if self.removed or not on or not takes(x):
+        if self.removed or not in_bfloat16(self._device) or not takes(x):
             return self.plain(x)
         with self._region:
             weight = self._linear.weight

@@ -229,7 +229,7 @@ def test_a_loss_in_a_compiled_call_and_one_after_it(harness, form):
 
 
 def test_a_compiled_call_inside_a_region_spares_the_regions_loss(harness, form):
-    """It has a region of its own, as an evaluation in the middle of a step has."""
+    """The compiled call enters its own region, like an evaluation in the middle of a step."""
     amp, model, optimizer = probe(harness, form)
     x = amp.to_native(np.float32([1.0, 2.0]))
 
