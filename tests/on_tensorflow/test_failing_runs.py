@@ -58,6 +58,30 @@ def test_a_failure_before_the_update(accumulate):
     assert (amp.applied_steps, amp.skipped_steps, amp.loss_scale) == (3, 0, 1024.0)
 
 
+def test_a_step_that_was_finished_before_the_failure_moves_no_scale():
+    """The whole call is given up, and with it what the first optimizer's gradients were found to be."""
+    amp = ua.Amp("tensorflow", "float32", loss_scale=ua.DynamicLossScale(initial_scale=1024.0))
+    models, optimizers = [Probe([0.0]), Probe([0.0])], [keras.optimizers.SGD(0.5), keras.optimizers.SGD(0.5)]
+    *models, first, second = amp.prepare(*models, *optimizers)
+
+    @amp.compile
+    def step(x, good):
+        for model, optimizer in zip(models, (first, second), strict=True):
+            amp.backward(lambda model=model: model(x), optimizer)
+        amp.step(first)
+        with tf.control_dependencies([tf.debugging.Assert(good, ["the step failed"])]):
+            amp.clip_grad_norm(second, 1e6)
+        amp.step(second)
+
+    step(tf.constant([2.0]), tf.constant(True))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        step(tf.constant([np.inf]), tf.constant(False))
+    assert amp.loss_scale == 1024.0
+    step(tf.constant([2.0]), tf.constant(True))
+    assert [float(model.ws[0].numpy()[0]) for model in models] == [-2.0, -2.0]
+    assert (amp.applied_steps, amp.loss_scale) == (4, 1024.0)
+
+
 def test_a_failure_within_the_update_is_refused_until_it_is_discarded():
     amp, optimizer, feed = run_of(optimizer=Failing())
     inner = optimizer.inner_optimizer

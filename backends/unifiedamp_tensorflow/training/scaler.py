@@ -78,6 +78,10 @@ class DeviceScaler:
         self._write_numbers(state)
         self.applied.assign(state.applied_steps)
         self.skipped.assign(state.skipped_steps)
+        self.forget()
+
+    def forget(self) -> None:
+        """Leave what the steps since the last update found out of the next one."""
         self.pending.assign(PENDING_NONE)
 
     def _write_numbers(self, state: ScaleState) -> None:

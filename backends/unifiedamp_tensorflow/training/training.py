@@ -144,9 +144,12 @@ class TensorFlowTraining(Training):
     def end_micro_batch(self) -> None:
         self._losses.tapes.drop()
 
+    def _all(self, optimizers: Sequence[Optimizer]) -> bool:
+        return len(optimizers) == len(self._prepared.optimizers)
+
     def _forget_regions(self, optimizers: Sequence[Optimizer]) -> None:
         """Forget what was recorded, unless other optimizers' losses may come from it."""
-        if len(optimizers) == len(self._prepared.optimizers):
+        if self._all(optimizers):
             self._losses.tapes.drop()
 
     def rollback(self, optimizers: Sequence[Optimizer]) -> bool:
@@ -156,6 +159,8 @@ class TensorFlowTraining(Training):
         self._forget_regions(optimizers)
         with tf.init_scope():
             self._float8.discard()
+            if self.scaler is not None and self._all(optimizers):
+                self.scaler.forget()
         partly = [prepared.partly_updated() for prepared in found]
         return any(partly)
 
