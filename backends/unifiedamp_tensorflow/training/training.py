@@ -159,7 +159,7 @@ class TensorFlowTraining(Training):
         self._forget_regions(optimizers)
         with tf.init_scope():
             self._float8.discard()
-            if self.scaler is not None and self._all(optimizers):
+            if self.scaler is not None and self._all(optimizers) and not _on_a_replica():
                 self.scaler.forget()
         partly = [prepared.partly_updated() for prepared in found]
         return any(partly)
@@ -204,6 +204,11 @@ class TensorFlowTraining(Training):
 
     def call_from_trace(self, fn: Callable[..., None], tensors: Sequence[Tensor]) -> None:
         self._native_steps.call_from_trace(fn, tensors)
+
+
+def _on_a_replica() -> bool:
+    """Whether this is one of several replicas' threads: to assign there waits for the others, which may have stopped."""
+    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
 
 
 def _steps_of(prepared: PreparedOptimizer) -> int:
