@@ -7,12 +7,14 @@ added to a module; ``insert`` and ``del`` of a container go past them, and chang
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.nn.modules import module as torch_module
+from torch.utils.hooks import RemovableHandle
 
 from unifiedamp.backend import errors
 
@@ -45,7 +47,7 @@ class LateParams:
 
     def follow(self, models: Sequence[torch.nn.Module]) -> list[Callable[[], None]]:
         """Follow further models, with the parameters that they have now; return what ends that."""
-        undo = [] if self._models or not models else _watch_registrations(self)
+        undo = [] if self._models or not models else [_registrations.follow(self)]
         self._models += models
         self._before += [{name: weakref.ref(param) for name, param in model.named_parameters()} for model in models]
         self._look()
@@ -128,17 +130,40 @@ class LateParams:
                     yield plain_name(name), param
 
 
-def _watch_registrations(late: LateParams) -> list[Callable[[], None]]:
-    """Call ``note`` from torch's registration hooks, which are global; return what removes them."""
-    seen_by = weakref.ref(late)
+class _Registrations:
+    """torch's registration hooks, which are global: one of each kind for all sessions.
 
-    def hook(module: torch.nn.Module, _name: str, _value: Any) -> None:
-        followed = seen_by()
-        if followed is not None:
-            followed.note(module)
+    A session that was dropped may be collected while torch goes through its hooks, so they stay until one is closed.
+    """
 
-    handles = [
-        torch_module.register_module_module_registration_hook(hook),
-        torch_module.register_module_parameter_registration_hook(hook),
-    ]
-    return [weakref.finalize(late, handle.remove) for handle in handles]
+    def __init__(self) -> None:
+        self._followers: tuple[weakref.ref[LateParams], ...] = ()
+        self._handles: list[RemovableHandle] = []
+
+    def follow(self, late: LateParams) -> Callable[[], None]:
+        """Call ``late.note`` for each layer and parameter that is registered; return what ends that."""
+        self._followers = (*self._living(), weakref.ref(late))
+        if not self._handles:
+            self._handles = [
+                torch_module.register_module_module_registration_hook(self._note),
+                torch_module.register_module_parameter_registration_hook(self._note),
+            ]
+        return functools.partial(self._leave, weakref.ref(late))
+
+    def _living(self) -> list[weakref.ref[LateParams]]:
+        return [each for each in self._followers if each() is not None]
+
+    def _note(self, module: torch.nn.Module, _name: str, _value: Any) -> None:
+        for follower in self._followers:
+            late = follower()
+            if late is not None:
+                late.note(module)
+
+    def _leave(self, late: weakref.ref[LateParams]) -> None:
+        self._followers = tuple(each for each in self._living() if each != late)
+        if not self._followers:
+            while self._handles:
+                self._handles.pop().remove()
+
+
+_registrations = _Registrations()
