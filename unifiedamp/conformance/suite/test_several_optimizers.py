@@ -261,3 +261,24 @@ def test_an_optimizer_that_is_named_twice_gets_its_gradients_once(harness, form)
         step(pair.native(1.0))
     assert pair.weights() == pytest.approx([0.8, 0.8], abs=1e-6)
     assert (pair.amp.applied_steps, pair.amp.loss_scale) == (4, 8.0)
+
+
+@pytest.mark.parametrize("order", ["losses first", "each in turn"])
+def test_two_of_one_parameter_apply_their_own_losses(harness, order):
+    """Or are refused, at ``prepare`` or at a loss while the other's window is open."""
+    amp = session(harness, loss_scale=SCALE)
+    model = harness.probe([10.0])
+    one, two = harness.sgd([model], 0.5), harness.sgd([model], 0.25)
+    x, y = (amp.to_native(np.float32([value])) for value in (1.0, 8.0))
+    try:
+        model, one, two = amp.prepare(model, one, two)
+        amp.backward(lambda: model(x), one)
+        if order == "each in turn":
+            assert amp.step(one).applied
+        amp.backward(lambda: model(y), two)
+    except (ua.PrepareError, ua.StepOrderError):
+        return
+    if order == "losses first":
+        assert amp.step(one).applied
+    assert amp.step(two).applied
+    assert float(harness.parameters(model)["w0"][0]) == pytest.approx(10.0 - 0.5 * 1.0 - 0.25 * 8.0)
