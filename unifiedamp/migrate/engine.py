@@ -13,6 +13,7 @@ from ..errors import ConfigError
 from . import apex, facades, keras, mxnet, sessions_v1, torch_amp
 from .bounds import too_big
 from .check import check as check_torch
+from .check import with_rejections
 from .checked import Check, old_lines, refusals
 from .edits import Edits
 from .halves import migrate_gluon_half, migrate_half
@@ -130,7 +131,7 @@ def _migrate_whole(path: str, content: bytes, source: Source) -> Migration:
         return Migration(path, content, content, (), tuple(sorted(findings)))
     tidy(source, edits, old, package_name(source), needs)
     module = edits.apply(source.module)
-    after = (merge(module) if torch else module).bytes
+    after = (with_rejections(merge(module)) if torch else module).bytes
     check_result(path, content, after)
     return Migration(path, content, after, tuple(apis), tuple(sorted(findings)))
 

@@ -11,7 +11,7 @@ import libcst as cst
 
 from . import apex, keras, mxnet, torch_amp
 from .bounds import too_big
-from .check import problems
+from .check import problems, with_rejections
 from .checked import WRITE, old_lines
 from .edits import Edits
 from .imports import tidy
@@ -151,7 +151,7 @@ def rewritten(source: Source) -> tuple[dict[str, bytes], list[Finding], tuple[st
     if any(found.blocks for found in findings) or not edits:
         return {path: one.module.bytes for path, one in source.files.items()}, findings, ()
     modules = with_imports(source, edits, apis)
-    after = {path: merge(module).bytes for path, module in modules.items()}
+    after = {path: with_rejections(merge(module)).bytes for path, module in modules.items()}
     result = handed(source, after) if apex in apis else after
     _check(source, result)
     return result, findings, tuple(api.NAME for api in apis)

@@ -6,6 +6,7 @@ from ..source import Source
 from .bound import left_out, unbound, unknown, unmade
 from .facts import Facts
 from .limits import RULES as LIMITS
+from .rejected import unfinished_windows, with_rejections
 from .rules import RULES, Problem
 
 
@@ -23,10 +24,10 @@ def problems(result: Source) -> list[Problem]:
     """Return the node, what is wrong and what to write for each thing that is wrong with migrated files."""
     facts = Facts(result)
     return (
-        [one for rule in (*RULES, *LIMITS, unbound, unknown, unmade, left_out) for one in rule(facts)]
+        [one for rule in (*RULES, *LIMITS, unfinished_windows, unbound, unknown, unmade, left_out) for one in rule(facts)]
         if facts.sessions
         else []
     )
 
 
-__all__ = ["check", "problems"]
+__all__ = ["check", "problems", "with_rejections"]
