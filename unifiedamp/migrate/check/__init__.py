@@ -9,6 +9,8 @@ from .limits import RULES as LIMITS
 from .rejected import unfinished_windows, with_rejections
 from .rules import RULES, Problem
 
+_RULES = (*RULES, *LIMITS, unfinished_windows, unbound, unknown, unmade, left_out)
+
 
 def check(result: Source, path: str) -> list[tuple[int, str]]:  # noqa: ARG001
     """Return (line, reason) for each thing that is wrong with a migrated file.
@@ -23,11 +25,7 @@ def check(result: Source, path: str) -> list[tuple[int, str]]:  # noqa: ARG001
 def problems(result: Source) -> list[Problem]:
     """Return the node, what is wrong and what to write for each thing that is wrong with migrated files."""
     facts = Facts(result)
-    return (
-        [one for rule in (*RULES, *LIMITS, unfinished_windows, unbound, unknown, unmade, left_out) for one in rule(facts)]
-        if facts.sessions
-        else []
-    )
+    return [one for rule in _RULES for one in rule(facts)] if facts.sessions else []
 
 
 __all__ = ["check", "problems", "with_rejections"]

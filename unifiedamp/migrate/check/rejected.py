@@ -1,5 +1,5 @@
-"""Steps that a condition keeps out behind unscaled gradients: a scaler's ``update`` ended such an iteration, a session's
-``step`` does.
+"""Steps that a condition keeps out behind unscaled gradients: such an iteration ended with a scaler's ``update``, and
+ends with a session's ``step``.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ def _problem(facts: Facts, gate: cst.If, step: cst.Call, many: int) -> str:
     if many > 1 or isinstance(gate.orelse, cst.If) or isinstance(source.parents.get(gate), cst.If):
         return "is behind several conditions"
     other = _other(source, gate, step)
-    reads = other is not None and any(isinstance(one, cst.Attribute) and one.attr.value == "grad" for one in walk(other))
+    looked_at = [one.attr.value for one in walk(other) if isinstance(one, cst.Attribute)] if other is not None else []
+    reads = "grad" in looked_at
     return "clears the gradients that the other path reads" if reads else ""
 
 
