@@ -195,10 +195,17 @@ def _in_home(
     optimizers = [name for group in groups for name in _seen_as(aliases, home, group)[:1]]
     models = [name for group in model_groups(work.source, aliases) for name in _seen_as(aliases, home, group)[:1]]
     models = models or [name for name in MODEL_WORDS if aliases.binds(home, name)]
+    models = models or [name for name in map("self.{}".format, MODEL_WORDS) if _computes(work.source, home, name)]
     if not models:
         raise work.stop(scaler.call, f"it is not clear which models {' and '.join(optimizers)} trains",
                         "add `model, optimizer = amp.prepare(model, optimizer)` by hand")  # fmt: skip
     _write(work, aliases, session.place, home, scaler.session, list(dict.fromkeys(models)), optimizers)
+
+
+def _computes(source: Source, scope: cst.CSTNode, name: str) -> bool:
+    """Whether a method calls what its class keeps under a name."""
+    called = any(dotted(call.func) == name and source.scope(call) is scope for call in source.of(cst.Call))
+    return called and bool(source.assigns(name))
 
 
 def _write(

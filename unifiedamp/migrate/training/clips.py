@@ -81,13 +81,22 @@ class Clips:
             with self._work.blocking():
                 if dotted(call.func).rpartition(".")[2] in CLIPS and call.args:
                     self._clip(call)
-                elif _edits_gradients(call):
+                elif _edits_gradients(call) or self._clips_inside(call):
                     self._look(call)
         self._put_moved()
         for node in self._source.nodes:
             if isinstance(node, cst.Attribute) and node.attr.value == "grad" and not self._is_harmless(node):
                 with self._work.blocking():
                     self._look(node)
+
+    def _clips_inside(self, call: cst.Call) -> bool:
+        """Whether a function of this file, which trains nothing itself, clips gradients."""
+        return any(
+            isinstance(one, cst.Call) and dotted(one.func).rpartition(".")[2] in CLIPS
+            for function in self._aliases.functions(call)
+            if not self._holds_step(function)
+            for one in walk(function.body)
+        )
 
     # -- one clipping --------------------------------------------------------------------------------------------
 
