@@ -9,6 +9,7 @@ from migrating import migrated, old_text
 
 WANTED = {
     "bert_accumulate": {21: "no single trainer.step(batch_size)", 25: "clip_global_norm([p.grad()"},
+    "both_apis": {18: "a GradScaler beside apex.amp.initialize", 34: "steps self.optimizer in code that is not here"},
     "decorated_forward": {21: "no autocast region where the GradScaler can be seen"},
     "detectron_trainer": {14: "losses.backward(), where the session cannot be seen", 15: "self.optimizer.step()",
                           21: "made under a condition on itself"},

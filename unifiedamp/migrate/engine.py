@@ -13,7 +13,7 @@ from ..errors import ConfigError
 from . import apex, facades, keras, mxnet, sessions_v1, torch_amp
 from .bounds import too_big
 from .check import check as check_torch
-from .check import with_rejections
+from .check import check_limits, with_rejections
 from .checked import Check, old_lines, refusals
 from .edits import Edits
 from .halves import migrate_gluon_half, migrate_half
@@ -114,7 +114,11 @@ def _migrate_whole(path: str, content: bytes, source: Source) -> Migration:
             continue
         made, said = plan(api, source)
         if made and api.NAME in CHECKS:
-            refused = refusals(path, api, CHECKS[api.NAME], source, made, package_name(source))
+            half = api is apex and source.calls(
+                *torch_amp.SCALERS
+            )  # refused by torch_amp, with the rest of its reasons
+            check = check_limits if half else CHECKS[api.NAME]
+            refused = refusals(path, api, check, source, made, package_name(source))
             made, said = (Edits(), refused) if refused else (made, said)
         findings += said
         if made:

@@ -19,7 +19,13 @@ def check(result: Source, path: str) -> list[tuple[int, str]]:  # noqa: ARG001
         result: the migrated file.
         path: what messages call it.
     """
-    return sorted({(result.line(node), f"{what}; write {write}") for node, what, write in problems(result)})
+    return _by_line(result, problems(result))
+
+
+def check_limits(result: Source, path: str) -> list[tuple[int, str]]:  # noqa: ARG001
+    """Return what no session can take over from a file of which half is migrated; arguments as of :func:`check`."""
+    facts = Facts(result)
+    return _by_line(result, [one for rule in LIMITS for one in rule(facts)])
 
 
 def problems(result: Source) -> list[Problem]:
@@ -28,4 +34,8 @@ def problems(result: Source) -> list[Problem]:
     return [one for rule in _RULES for one in rule(facts)] if facts.sessions else []
 
 
-__all__ = ["check", "problems", "with_rejections"]
+def _by_line(result: Source, found: list[Problem]) -> list[tuple[int, str]]:
+    return sorted({(result.line(node), f"{what}; write {write}") for node, what, write in found})
+
+
+__all__ = ["check", "check_limits", "problems", "with_rejections"]

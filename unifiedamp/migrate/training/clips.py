@@ -90,13 +90,12 @@ class Clips:
                     self._look(node)
 
     def _clips_inside(self, call: cst.Call) -> bool:
-        """Whether a function of this file, which trains nothing itself, clips gradients."""
-        return any(
-            isinstance(one, cst.Call) and dotted(one.func).rpartition(".")[2] in CLIPS
-            for function in self._aliases.functions(call)
-            if not self._holds_step(function)
-            for one in walk(function.body)
-        )
+        """Whether a function of this file, which trains and unscales nothing itself, clips gradients."""
+        for function in self._aliases.functions(call):
+            called = {dotted(one.func).rpartition(".")[2] for one in walk(function.body) if isinstance(one, cst.Call)}
+            if called & set(CLIPS) and "unscale_" not in called and not self._holds_step(function):
+                return True
+        return False
 
     # -- one clipping --------------------------------------------------------------------------------------------
 
