@@ -135,7 +135,7 @@ def _migrate_whole(path: str, content: bytes, source: Source) -> Migration:
         return Migration(path, content, content, (), tuple(sorted(findings)))
     tidy(source, edits, old, package_name(source), needs)
     module = edits.apply(source.module)
-    after = (with_rejections(merge(module)) if torch else module).bytes
+    after = with_rejections(Source(merge(module).bytes))[""] if torch else module.bytes
     check_result(path, content, after)
     return Migration(path, content, after, tuple(apis), tuple(sorted(findings)))
 

@@ -151,10 +151,10 @@ def rewritten(source: Source) -> tuple[dict[str, bytes], list[Finding], tuple[st
     if any(found.blocks for found in findings) or not edits:
         return {path: one.module.bytes for path, one in source.files.items()}, findings, ()
     modules = with_imports(source, edits, apis)
-    after = {path: with_rejections(merge(module)).bytes for path, module in modules.items()}
+    after = {path: merge(module).bytes for path, module in modules.items()}
     result = handed(source, after) if apex in apis else after
-    _check(source, result)
-    return result, findings, tuple(api.NAME for api in apis)
+    program = _check(source, result)
+    return with_rejections(program), findings, tuple(api.NAME for api in apis)
 
 
 def with_imports(source: Source, edits: Edits, apis: Sequence[ModuleType]) -> dict[str, cst.Module]:
@@ -186,11 +186,17 @@ def _makes_session(result: Source, assign: cst.Assign) -> bool:
     return isinstance(assign.value, cst.Call) and result.meaning(assign.value.func) == "unifiedamp.Amp"
 
 
-def _check(source: Source, after: Mapping[str, bytes]) -> None:
+def _check(source: Source, after: Mapping[str, bytes]) -> Source:
+    """Return the migrated files as one program.
+
+    Raises:
+        CannotMigrate: they would go wrong.
+    """
     result = joined({path: Source(text) for path, text in after.items()})
     found = problems(result)
     if found:
         raise CannotMigrate(*_by_old_line(source, after, result, found))
+    return result
 
 
 def _by_old_line(

@@ -17,6 +17,7 @@ from .facts import Facts
 
 Problem = tuple[cst.CSTNode, str, str]
 _ABOUT_GRADIENTS = re.compile(r"finite|nan\b|isinf|norm|grad|overflow", re.IGNORECASE)
+_UNSCALES = re.compile(r"\.(unscale|clip_grad_norm|clip_grad_value)\(")
 _LEAVES = (cst.Continue, cst.Break, cst.Return)
 
 
@@ -44,16 +45,16 @@ def unfinished_windows(facts: Facts) -> Iterator[Problem]:
             yield one.gate, what, "`amp.skip_if(condition)` and then the step, on every path"
 
 
-def with_rejections(module: cst.Module) -> cst.Module:
-    """Return a migrated module in which the paths that take no step tell the session so."""
-    if ".step(" not in module.code or not ("unscale(" in module.code or "clip_grad_" in module.code):
-        return module
-    facts = Facts(Source(module.bytes))
-    edits = Edits()
-    for one in rejections(facts):
-        if not one.problem:
-            _tell(facts, edits, one)
-    return edits.apply(facts.source.module) if edits else module
+def with_rejections(result: Source) -> dict[str, bytes]:
+    """Return path → text of migrated files in which the paths that take no step tell the session so."""
+    edits, files = Edits(), result.files or {"": result}
+    texts = {path: one.module.code for path, one in files.items()}
+    if any(_UNSCALES.search(text) for text in texts.values()):
+        facts = Facts(result)
+        for one in rejections(facts):
+            if not one.problem:
+                _tell(facts, edits, one)
+    return {path: edits.apply(one.module).bytes for path, one in files.items()}
 
 
 def rejections(facts: Facts) -> list[Rejection]:
