@@ -135,7 +135,8 @@ def _migrate_whole(path: str, content: bytes, source: Source) -> Migration:
         return Migration(path, content, content, (), tuple(sorted(findings)))
     tidy(source, edits, old, package_name(source), needs)
     module = edits.apply(source.module)
-    after = with_rejections(Source(merge(module).bytes))[""] if torch else module.bytes
+    module = merge(module) if torch else module
+    after = with_rejections(Source(module.bytes))[""] if torch or mxnet.NAME in apis else module.bytes
     check_result(path, content, after)
     return Migration(path, content, after, tuple(apis), tuple(sorted(findings)))
 
