@@ -14,6 +14,7 @@ WANTED = {
     "detectron_trainer": {14: "losses.backward(), where the session cannot be seen", 15: "self.optimizer.step()",
                           21: "made under a condition on itself"},
     "fused_step": {21: "optimizer.fuse_step() steps optimizer past the session"},
+    "gated_step": {16: "gradients are unscaled before `if args.should_step(step)`"},
     "horovod": {10: "horovod.torch.DistributedOptimizer exchanges gradients by itself"},
     "learner": {14: "self.optimizer is made again here, and not prepared"},
     "local_optimizer": {24: "optimizer, which this loss trains, is not known in training_step"},
