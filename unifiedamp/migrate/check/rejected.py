@@ -5,8 +5,10 @@ ends with a session's ``step``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import libcst as cst
 
@@ -15,9 +17,11 @@ from ..nodes import dotted, walk
 from ..source import Source, Statement
 from .facts import Facts
 
+_Node = TypeVar("_Node", bound=cst.CSTNode)
 Problem = tuple[cst.CSTNode, str, str]
 _ABOUT_GRADIENTS = re.compile(r"finite|nan\b|isinf|norm|grad|overflow", re.IGNORECASE)
 _UNSCALES = re.compile(r"\.(unscale|clip_grad_norm|clip_grad_value)\(")
+_UNSCALING = ("unscale", "clip_grad_norm", "clip_grad_value")
 _LEAVES = (cst.Continue, cst.Break, cst.Return)
 
 
@@ -60,35 +64,40 @@ def with_rejections(result: Source) -> dict[str, bytes]:
 def rejections(facts: Facts) -> list[Rejection]:
     """Return the conditions that keep a step out once its gradients are unscaled, each once."""
     found: dict[cst.If, Rejection] = {}
-    for step in facts.calls("step"):
-        unscaled = _unscaled(facts, step)
-        if unscaled is None:
-            continue
-        gates = _gates(facts, step, unscaled)
-        for gate in (*gates, *_left(facts, step, unscaled)):
-            one = found.setdefault(gate, Rejection(gate))
-            one.steps.append(step)
-            one.problem = one.problem or _problem(facts, gate, step, len(gates))
+    conditions = _by_scope(facts, facts.source.of(cst.If))
+    for scope, calls in _by_scope(facts, facts.calls("step", "scale_loss", *_UNSCALING)).items():
+        for place, step in enumerate(calls):
+            unscaled = _unscaled(facts, step, calls[:place]) if _method(step) == "step" else None
+            if unscaled is None:
+                continue
+            gates = _gates(facts, step, unscaled)
+            for gate in (*gates, *_left(facts, step, unscaled, conditions.get(scope, []))):
+                one = found.setdefault(gate, Rejection(gate))
+                one.steps.append(step)
+                one.problem = one.problem or _problem(facts, gate, step, len(gates))
     return list(found.values())
 
 
 # -- where ------------------------------------------------------------------------------------------------------------
 
 
-def _unscaled(facts: Facts, step: cst.Call) -> cst.Call | None:
+def _by_scope(facts: Facts, nodes: Sequence[_Node]) -> dict[cst.CSTNode, list[_Node]]:
+    """Return function → its nodes, in order."""
+    found: dict[cst.CSTNode, list[_Node]] = {}
+    for node in sorted(nodes, key=facts.source.order.__getitem__):
+        found.setdefault(facts.source.scope(node), []).append(node)
+    return found
+
+
+def _unscaled(facts: Facts, step: cst.Call, before: Sequence[cst.Call]) -> cst.Call | None:
     """Return the call that unscales an optimizer's gradients before its step, behind the last scaled loss."""
-    source, order = facts.source, facts.source.order
-    scope, optimizer = source.scope(step), _optimizer(source, step)
-    done = facts.in_scope(facts.calls("unscale", "clip_grad_norm", "clip_grad_value"), scope)
-    done = [one for one in done if order[one] < order[step] and _optimizer(source, one) == optimizer]
-    done = [one for one in done if not source.exclusive(one, step)]
-    last = max(done, key=order.__getitem__, default=None)
-    between = [*facts.in_scope(facts.calls("scale_loss"), scope), *(
-        one for one in facts.in_scope(facts.calls("step"), scope)
-        if _optimizer(source, one) == optimizer and not source.exclusive(one, step)
-    )]  # fmt: skip
-    ended = last is None or any(order[last] < order[one] < order[step] for one in between)
-    return None if ended else last
+    source = facts.source
+    for call in reversed(before):
+        if _method(call) == "scale_loss":
+            return None
+        if _optimizer(source, call) == _optimizer(source, step) and not source.exclusive(call, step):
+            return call if _method(call) in _UNSCALING else None
+    return None
 
 
 def _gates(facts: Facts, step: cst.Call, unscaled: cst.Call) -> list[cst.If]:
@@ -106,13 +115,12 @@ def _gates(facts: Facts, step: cst.Call, unscaled: cst.Call) -> list[cst.If]:
     return found
 
 
-def _left(facts: Facts, step: cst.Call, unscaled: cst.Call) -> list[cst.If]:
+def _left(facts: Facts, step: cst.Call, unscaled: cst.Call, conditions: Sequence[cst.If]) -> list[cst.If]:
     """Return the ``if`` statements between unscaling and step that go on to the next batch, or out."""
     source, order = facts.source, facts.source.order
     found = []
-    for node in source.of(cst.If):
-        if not order[unscaled] < order[node] < order[step] or source.scope(node) is not source.scope(step):
-            continue
+    first, last = (bisect_left(conditions, order[one], key=order.__getitem__) for one in (unscaled, step))
+    for node in conditions[first:last]:
         beside = source.in_block(step, source.block(node))
         if beside is None or beside is node or node.orelse is not None or _leaving(node.body) is None:
             continue
@@ -185,6 +193,11 @@ def _leaving(body: cst.BaseSuite) -> cst.BaseSmallStatement | None:
     last = body.body[-1] if isinstance(body, cst.IndentedBlock) and body.body else None
     small = last.body[-1] if isinstance(last, cst.SimpleStatementLine) else None
     return small if isinstance(small, _LEAVES) else None
+
+
+def _method(call: cst.Call) -> str:
+    assert isinstance(call.func, cst.Attribute)
+    return call.func.attr.value
 
 
 def _optimizer(source: Source, call: cst.Call) -> str:
