@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from types import ModuleType
 
@@ -14,6 +15,7 @@ from .bounds import too_big
 from .check import problems, with_rejections
 from .checked import WRITE, old_lines
 from .edits import Edits
+from .folds import as_before, without_names
 from .imports import tidy
 from .planning import UNREADABLE, check_result, package_name, plan
 from .program import connected, links
@@ -68,19 +70,34 @@ def _module(path: str) -> bytes:
 
 def migrate_together(contents: Mapping[str, bytes]) -> list[Migration]:
     """Migrate files that share a session; where one is refused, all are."""
-    source = joined({path: Source(content) for path, content in contents.items()})
+    whole = joined({path: Source(content) for path, content in contents.items()})
+    folded = {path: without_names(one) for path, one in whole.files.items()}
+    source = joined({path: Source(text) for path, (text, _) in folded.items()})
     try:
         after, findings, names = rewritten(source)
     except CannotMigrate as error:
-        return _refused(contents, source, error.findings)
+        return _refused(contents, whole, _unfolded(whole, source, error.findings))
+    findings = _unfolded(whole, source, findings)
     if any(found.blocks for found in findings):
-        return _refused(contents, source, findings)
+        return _refused(contents, whole, findings)
+    for path, (text, notes) in folded.items():
+        changed = after[path] != text
+        after[path] = after[path] if changed else contents[path]
+        findings += [replace(note, path=path) for note in notes if changed]
     for path, content in contents.items():
         check_result(path, content, after[path])
     return [
         Migration(path, content, after[path], names if after[path] != content else (), _of(findings, path))
         for path, content in contents.items()
     ]
+
+
+def _unfolded(whole: Source, source: Source, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings of files without flags with the lines of the files as they were."""
+    texts = {path: (one.module.bytes, source.files[path].module.bytes) for path, one in whole.files.items()}
+    same = [found for found in findings if found.path not in texts or len(set(texts[found.path])) == 1]
+    moved = [found for found in findings if found not in same]
+    return [*same, *(one for found in moved for one in as_before([found], *texts[found.path]))]
 
 
 def hold_back(done: Sequence[Migration]) -> list[Migration]:
