@@ -95,7 +95,7 @@ def _unscaled(facts: Facts, step: cst.Call, before: Sequence[cst.Call]) -> cst.C
     for call in reversed(before):
         if _method(call) == "scale_loss":
             return None
-        if _optimizer(source, call) == _optimizer(source, step) and not source.exclusive(call, step):
+        if _stepped(source, call) == _stepped(source, step) and not source.exclusive(call, step):
             return call if _method(call) in _UNSCALING else None
     return None
 
@@ -109,7 +109,7 @@ def _gates(facts: Facts, step: cst.Call, unscaled: cst.Call) -> list[cst.If]:
         if above is source.scope(step) or source.inside(unscaled, above):
             break
         if isinstance(above, cst.If) and _line(facts, above.test) not in known:
-            others = [one for one in facts.calls("step") if _optimizer(source, one) == _optimizer(source, step)]
+            others = [one for one in facts.calls("step") if _stepped(source, one) == _stepped(source, step)]
             if not any(source.inside(one, above) and source.exclusive(one, step) for one in others):
                 found.append(above)
     return found
@@ -200,7 +200,8 @@ def _method(call: cst.Call) -> str:
     return call.func.attr.value
 
 
-def _optimizer(source: Source, call: cst.Call) -> str:
+def _stepped(source: Source, call: cst.Call) -> str:
+    """Return the code of the optimizer that a session's call is given."""
     return source.code(call.args[0].value) if call.args else ""
 
 
