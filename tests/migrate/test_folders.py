@@ -16,7 +16,7 @@ from unifiedamp.cli import app
 from unifiedamp.migrate.batch import Batch
 
 FOLDERS = OLD / "folders"
-MIGRATED = ["apex_engine", "apex_flag", "torch_reference", "torch_trainer"]
+MIGRATED = ["apex_engine", "apex_flag", "torch_choice", "torch_reference", "torch_trainer"]
 # A prepared model returns float32, where torch's autocast leaves float16 to what comes behind it.
 HALF = {"rel": 2e-3, "abs": 3e-4}
 SAME = {"rel": 1e-5, "abs": 1e-6}

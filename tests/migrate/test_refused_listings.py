@@ -9,9 +9,12 @@ from migrating import migrated, old_text
 
 WANTED = {
     "bert_accumulate": {21: "no single trainer.step(batch_size)", 25: "clip_global_norm([p.grad()"},
+    "both_apis": {18: "a GradScaler beside apex.amp.initialize", 34: "steps self.optimizer in code that is not here"},
     "decorated_forward": {21: "no autocast region where the GradScaler can be seen"},
     "detectron_trainer": {14: "losses.backward(), where the session cannot be seen", 15: "self.optimizer.step()",
                           21: "made under a condition on itself"},
+    "fused_step": {21: "optimizer.fuse_step() steps optimizer past the session"},
+    "gated_step": {16: "gradients are unscaled before `if args.should_step(step)`"},
     "horovod": {10: "horovod.torch.DistributedOptimizer exchanges gradients by itself"},
     "learner": {14: "self.optimizer is made again here, and not prepared"},
     "local_optimizer": {24: "optimizer, which this loss trains, is not known in training_step"},
@@ -19,7 +22,6 @@ WANTED = {
     "persistent_gradients": {17: "which clears gradients"},
     "scaled_by_hand": {15: "loss * opt.loss_scale scales the loss by hand"},
     "sharpness_aware": {29: "unscaled before, and does not step in between"},
-    "simclr": {26: "which models self.optimizer trains"},
     "stepped_elsewhere": {26: "steps self.optimizer in code that is not here"},
     "swin": {33: "after each micro-batch", 35: "after each micro-batch", 39: "after each micro-batch",
              41: "after each micro-batch"},

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import replace
 from types import ModuleType
 
 import libcst as cst
@@ -13,32 +11,24 @@ from ..errors import ConfigError
 from . import apex, facades, keras, mxnet, sessions_v1, torch_amp
 from .bounds import too_big
 from .check import check as check_torch
-from .checked import Check, old_lines, refusals
+from .check import check_limits, with_rejections
+from .checked import Check, refusals
 from .edits import Edits
+from .folds import as_before, without_flags
 from .halves import migrate_gluon_half, migrate_half
 from .imports import tidy
 from .keras.check import check as check_keras
 from .mxnet.check import check as check_mxnet
 from .planning import UNREADABLE, check_result, package_name, parse, plan
-from .report import CannotMigrate, Finding, Migration
+from .report import CannotMigrate, Migration
 from .source import Source
 from .training.merge import merge
 from .unresolved import unresolved
 
 APIS: tuple[ModuleType, ...] = (apex, torch_amp, keras, sessions_v1, mxnet)
 TORCH = (apex.NAME, torch_amp.NAME)
-FOLDS = (
-    (apex, apex.by_name),
-    (apex, apex.by_keyword),
-    (torch_amp, torch_amp.by_choice),
-    (torch_amp, torch_amp.ended_before_backward),
-    (keras, keras.without_flags),
-    (mxnet, mxnet.without_flags),
-)
 CHECKS: dict[str, Check] = dict.fromkeys(TORCH, check_torch) | {keras.NAME: check_keras, mxnet.NAME: check_mxnet}
 _HINT = re.compile(rb"\bamp\b|autocast|GradScaler|mixed_precision|LossScale|graph_rewrite|get_(un)?scaled_")
-
-_NESTED = 4  # flags, one under the other
 
 
 def migrate(path: str, content: bytes, to: str = "amp", halves: bool = True) -> Migration:
@@ -71,33 +61,14 @@ def migrate(path: str, content: bytes, to: str = "amp", halves: bool = True) -> 
 def _migrate(path: str, content: bytes, halves: bool) -> Migration:
     source = _read(path, content)
     try:
-        folded, notes = _without_flags(source)
+        folded, notes = without_flags(source)
     except CannotMigrate as error:
         return Migration(path, content, content, (), error.findings)
     if folded != source.module.bytes:
         done = _migrate_as_read(path, folded, _read(path, folded), halves)
-        found = [*_as_before(done.findings, source.module.bytes, folded), *(notes if done.changed else ())]
+        found = [*as_before(done.findings, source.module.bytes, folded), *(notes if done.changed else ())]
         return Migration(path, content, done.after if done.changed else content, done.apis, tuple(sorted(set(found))))
     return _migrate_as_read(path, content, source, halves)
-
-
-def _without_flags(source: Source) -> tuple[bytes, list[Finding]]:
-    """Return the text in which no flag chooses AMP, no attribute holds it and no region trains, and notes."""
-    before, found = source.module.bytes, []
-    for api, fold in FOLDS:
-        for _ in range(_NESTED):
-            folded, notes = fold(source) if api.found(source) else (source.module.bytes, [])
-            found += _as_before(notes, before, source.module.bytes) if source.module.bytes != before else notes
-            if folded == source.module.bytes:
-                break
-            source = Source(folded)
-    return source.module.bytes, found
-
-
-def _as_before(findings: Iterable[Finding], before: bytes, after: bytes) -> list[Finding]:
-    """Return findings of a changed text with the lines of the text as it was."""
-    lines = old_lines(before, after)
-    return [replace(each, line=lines.get(each.line, 1)) for each in findings]
 
 
 def _migrate_as_read(path: str, content: bytes, source: Source, halves: bool) -> Migration:
@@ -113,7 +84,11 @@ def _migrate_whole(path: str, content: bytes, source: Source) -> Migration:
             continue
         made, said = plan(api, source)
         if made and api.NAME in CHECKS:
-            refused = refusals(path, api, CHECKS[api.NAME], source, made, package_name(source))
+            half = api is apex and source.calls(
+                *torch_amp.SCALERS
+            )  # refused by torch_amp, with the rest of its reasons
+            check = check_limits if half else CHECKS[api.NAME]
+            refused = refusals(path, api, check, source, made, package_name(source))
             made, said = (Edits(), refused) if refused else (made, said)
         findings += said
         if made:
@@ -130,7 +105,8 @@ def _migrate_whole(path: str, content: bytes, source: Source) -> Migration:
         return Migration(path, content, content, (), tuple(sorted(findings)))
     tidy(source, edits, old, package_name(source), needs)
     module = edits.apply(source.module)
-    after = (merge(module) if torch else module).bytes
+    module = merge(module) if torch else module
+    after = with_rejections(Source(module.bytes))[""] if torch or mxnet.NAME in apis else module.bytes
     check_result(path, content, after)
     return Migration(path, content, after, tuple(apis), tuple(sorted(findings)))
 

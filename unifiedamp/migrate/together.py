@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from types import ModuleType
 
@@ -11,9 +12,10 @@ import libcst as cst
 
 from . import apex, keras, mxnet, torch_amp
 from .bounds import too_big
-from .check import problems
+from .check import problems, with_rejections
 from .checked import WRITE, old_lines
 from .edits import Edits
+from .folds import as_before, without_names
 from .imports import tidy
 from .planning import UNREADABLE, check_result, package_name, plan
 from .program import connected, links
@@ -68,19 +70,34 @@ def _module(path: str) -> bytes:
 
 def migrate_together(contents: Mapping[str, bytes]) -> list[Migration]:
     """Migrate files that share a session; where one is refused, all are."""
-    source = joined({path: Source(content) for path, content in contents.items()})
+    whole = joined({path: Source(content) for path, content in contents.items()})
+    folded = {path: without_names(one) for path, one in whole.files.items()}
+    source = joined({path: Source(text) for path, (text, _) in folded.items()})
     try:
         after, findings, names = rewritten(source)
     except CannotMigrate as error:
-        return _refused(contents, source, error.findings)
+        return _refused(contents, whole, _unfolded(whole, source, error.findings))
+    findings = _unfolded(whole, source, findings)
     if any(found.blocks for found in findings):
-        return _refused(contents, source, findings)
+        return _refused(contents, whole, findings)
+    for path, (text, notes) in folded.items():
+        changed = after[path] != text
+        after[path] = after[path] if changed else contents[path]
+        findings += [replace(note, path=path) for note in notes if changed]
     for path, content in contents.items():
         check_result(path, content, after[path])
     return [
         Migration(path, content, after[path], names if after[path] != content else (), _of(findings, path))
         for path, content in contents.items()
     ]
+
+
+def _unfolded(whole: Source, source: Source, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings of files without flags with the lines of the files as they were."""
+    texts = {path: (one.module.bytes, source.files[path].module.bytes) for path, one in whole.files.items()}
+    same = [found for found in findings if found.path not in texts or len(set(texts[found.path])) == 1]
+    moved = [found for found in findings if found not in same]
+    return [*same, *(one for found in moved for one in as_before([found], *texts[found.path]))]
 
 
 def hold_back(done: Sequence[Migration]) -> list[Migration]:
@@ -153,8 +170,8 @@ def rewritten(source: Source) -> tuple[dict[str, bytes], list[Finding], tuple[st
     modules = with_imports(source, edits, apis)
     after = {path: merge(module).bytes for path, module in modules.items()}
     result = handed(source, after) if apex in apis else after
-    _check(source, result)
-    return result, findings, tuple(api.NAME for api in apis)
+    program = _check(source, result)
+    return with_rejections(program), findings, tuple(api.NAME for api in apis)
 
 
 def with_imports(source: Source, edits: Edits, apis: Sequence[ModuleType]) -> dict[str, cst.Module]:
@@ -186,11 +203,17 @@ def _makes_session(result: Source, assign: cst.Assign) -> bool:
     return isinstance(assign.value, cst.Call) and result.meaning(assign.value.func) == "unifiedamp.Amp"
 
 
-def _check(source: Source, after: Mapping[str, bytes]) -> None:
+def _check(source: Source, after: Mapping[str, bytes]) -> Source:
+    """Return the migrated files as one program.
+
+    Raises:
+        CannotMigrate: they would go wrong.
+    """
     result = joined({path: Source(text) for path, text in after.items()})
     found = problems(result)
     if found:
         raise CannotMigrate(*_by_old_line(source, after, result, found))
+    return result
 
 
 def _by_old_line(

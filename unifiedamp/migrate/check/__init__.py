@@ -6,7 +6,10 @@ from ..source import Source
 from .bound import left_out, unbound, unknown, unmade
 from .facts import Facts
 from .limits import RULES as LIMITS
+from .rejected import unfinished_windows, with_rejections
 from .rules import RULES, Problem
+
+_RULES = (*RULES, *LIMITS, unfinished_windows, unbound, unknown, unmade, left_out)
 
 
 def check(result: Source, path: str) -> list[tuple[int, str]]:  # noqa: ARG001
@@ -16,17 +19,23 @@ def check(result: Source, path: str) -> list[tuple[int, str]]:  # noqa: ARG001
         result: the migrated file.
         path: what messages call it.
     """
-    return sorted({(result.line(node), f"{what}; write {write}") for node, what, write in problems(result)})
+    return _by_line(result, problems(result))
+
+
+def check_limits(result: Source, path: str) -> list[tuple[int, str]]:  # noqa: ARG001
+    """Return what no session can take over from a file of which half is migrated; arguments as of :func:`check`."""
+    facts = Facts(result)
+    return _by_line(result, [one for rule in LIMITS for one in rule(facts)])
 
 
 def problems(result: Source) -> list[Problem]:
     """Return the node, what is wrong and what to write for each thing that is wrong with migrated files."""
     facts = Facts(result)
-    return (
-        [one for rule in (*RULES, *LIMITS, unbound, unknown, unmade, left_out) for one in rule(facts)]
-        if facts.sessions
-        else []
-    )
+    return [one for rule in _RULES for one in rule(facts)] if facts.sessions else []
 
 
-__all__ = ["check", "problems"]
+def _by_line(result: Source, found: list[Problem]) -> list[tuple[int, str]]:
+    return sorted({(result.line(node), f"{what}; write {write}") for node, what, write in found})
+
+
+__all__ = ["check", "check_limits", "problems", "with_rejections"]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from ..nodes import dotted
+from ..source import Source
 from ..torch_amp.prepare import model_groups
 from ..training.aliases import Key
 from ..training.values import peeled
@@ -18,6 +19,24 @@ from .facts import Facts
 
 Problem = tuple[cst.CSTNode, str, str]
 _SCALE = re.compile(r"(loss|grad)_?scale(r)?\b", re.IGNORECASE)
+_WEIGHED = re.compile(r"_?(?P<part>[a-z]+)_loss_scale$")
+_OF_AMP = (
+    "init",
+    "initial",
+    "fp",
+    "amp",
+    "dynamic",
+    "static",
+    "current",
+    "curr",
+    "cur",
+    "inv",
+    "max",
+    "min",
+    "new",
+    "old",
+)
+_METHOD = re.compile(r"(?<!first)(?<!second)_step$")
 _STEP = re.compile(r"optim\w*_step$|^step_optim", re.IGNORECASE)
 _TORCH = "torch."
 
@@ -32,6 +51,7 @@ def scaled_by_hand(facts: Facts) -> Iterator[Problem]:
         else:
             continue
         scales = [side for side in sides if _SCALE.search(dotted(side).rpartition(".")[2])]
+        scales = [side for side in scales if not _is_weight(facts.source, side)]
         losses = [side for side in sides if side not in scales and "loss" in dotted(side)]
         if scales and losses:
             code = facts.source.code(node).strip()
@@ -83,9 +103,16 @@ def for_inference(facts: Facts) -> Iterator[Problem]:
 
 
 def stepped_elsewhere(facts: Facts) -> Iterator[Problem]:
-    """No function of another file steps a prepared optimizer, as ``xm.optimizer_step(optimizer)`` of torch_xla does."""
+    """Nothing else steps a prepared optimizer: no function of another file, as ``xm.optimizer_step(optimizer)`` of
+    torch_xla, and no other method of it, as Bagua's ``optimizer.fuse_step()``.
+    """
     for call in facts.source.of(cst.Call):
         name = dotted(call.func).rpartition(".")[2]
+        owner = call.func.value if isinstance(call.func, cst.Attribute) else None
+        if owner is not None and _METHOD.search(name) and facts.aliases.of(owner) in facts.optimizers:
+            what = f"{facts.source.code(call)} steps {facts.source.code(owner)} past the session"
+            yield call, what, f"`{facts.source.code(facts.made[0])}.step({facts.source.code(owner)})`"
+            continue
         if not _STEP.search(name) or facts.aliases.functions(call):
             continue
         for arg in call.args:
@@ -109,6 +136,18 @@ def of_no_model(facts: Facts) -> Iterator[Problem]:
         if len(tensors) == len(given.elements) and not owned:
             what = f"{source.code(node.targets[0].target).strip()} trains {source.code(given)}, of no prepared model"
             yield node, what, "these parameters into a torch.nn.Module, and prepare it too"
+
+
+def _is_weight(source: Source, scale: cst.BaseExpression) -> bool:
+    """Whether a scale weighs one of several losses, as ``value_loss_scale``: gradients are not divided by it again."""
+    named = _WEIGHED.search(dotted(scale).rpartition(".")[2])
+    if named is None or named["part"] in _OF_AMP:
+        return False
+    code = source.code(scale).strip()
+    divided = [one.right for one in source.of(cst.BinaryOperation) if isinstance(one.operator, cst.Divide)]
+    divided += [one.value for one in source.of(cst.AugAssign) if isinstance(one.operator, cst.DivideAssign)]
+    divided += [arg.value for method in ("div_", "div") for call in source.methods(method) for arg in call.args[:1]]
+    return all(source.code(one).strip() != code for one in divided)
 
 
 def _makes(facts: Facts, assign: cst.Assign) -> bool:

@@ -11,6 +11,8 @@ from dataclasses import replace
 import libcst as cst
 
 from .. import mxnet
+from ..check.facts import Facts
+from ..check.rejected import unfinished_windows, with_rejections
 from ..checked import WRITE, old_lines
 from ..edits import Edits
 from ..mxnet.check import check
@@ -136,13 +138,14 @@ def _rewritten(half: Source, caller: Source) -> tuple[bytes, list[Finding]]:
     if any(found.blocks for found in findings):
         raise CannotMigrate(*findings)
     modules = with_imports(program, edits, [mxnet])
-    after = handed(program, {path: module.bytes for path, module in modules.items()})[_HALF]
-    result = Source(after)
+    texts = handed(program, {path: module.bytes for path, module in modules.items()})
+    result, whole = Source(texts[_HALF]), joined({path: Source(text) for path, text in texts.items()})
     wrong = [*check(result, _HALF), *_beside(result)]
+    wrong += [(whole.line(node), f"{what}; write {write}") for node, what, write in unfinished_windows(Facts(whole))]
     if wrong:
-        lines = old_lines(half.module.bytes, after)
+        lines = old_lines(half.module.bytes, texts[_HALF])
         raise CannotMigrate(*(Finding(lines.get(at, 1), what, WRITE, blocks=True, path=_HALF) for at, what in wrong))
-    return after, findings
+    return with_rejections(whole)[_HALF], findings
 
 
 def _beside(result: Source) -> Iterator[tuple[int, str]]:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import libcst as cst
 
 from ..bound import Reason, unbound_sessions
+from ..check.facts import Facts
+from ..check.rejected import unfinished_windows
 from ..nodes import dotted, walk
 from ..source import Source
 
@@ -15,7 +17,7 @@ _BARE = ("step", "update", "allreduce_grads")
 
 def check(source: Source, path: str) -> list[Reason]:  # noqa: ARG001
     """Return (line, reason) for each thing in the migrated file that would train wrong or stop."""
-    return [*unbound_sessions(source), *_bare(source), *_scalers(source), *_records(source)]
+    return [*unbound_sessions(source), *_bare(source), *_scalers(source), *_records(source), *_windows(source)]
 
 
 def _prepared(source: Source) -> tuple[set[str], set[str]]:
@@ -53,3 +55,8 @@ def _records(source: Source) -> Iterator[Reason]:
         called = {dotted(n.func) for n in walk(node) if isinstance(n, cst.Call)}
         for model in sorted(called & models):
             yield source.line(node), f"{model} is trained in autograd.record() too, where the session casts nothing"
+
+
+def _windows(source: Source) -> Iterator[Reason]:
+    for node, what, write in unfinished_windows(Facts(source)):
+        yield source.line(node), f"{what}; write {write}"

@@ -40,15 +40,33 @@ def _unscale(work: Work, call: cst.Call) -> None:
         if not place or len(sizes) != 1:
             write = f"`{amp}.clip_grad_norm({trainer}, max_norm)`, of the gradients of the mean loss"
             raise work.stop(clip, source.code(clip), write)
-        limit = _divided(source, clip.args[1].value, sizes.pop())
+        size = sizes.pop()
+        code = f"{amp}.clip_grad_norm({trainer}, {_divided(source, clip.args[1].value, size)})"
         work.edits.statement(statement)
-        work.edits.statement(place[0], f"{amp}.clip_grad_norm({trainer}, {limit})")
+        work.edits.statement(place[0], _with_result(work, clip, place, code, size))
         for gone in place[1:]:
             work.edits.statement(gone)
         return
     work.edits.statement(statement, f"{amp}.unscale({trainer})")
     write = "these gradients are of the mean loss: trainer.step divided by the batch size only afterwards"
     work.note(call, "amp.unscale", write)
+
+
+def _with_result(work: Work, clip: cst.Call, place: Sequence[Statement], code: str, size: str) -> str:
+    """Return the statement that clips, and keeps the norm under its name: that of the summed gradients, as before.
+
+    Raises:
+        CannotMigrate: the norm is used otherwise.
+    """
+    source = work.source
+    if source.is_alone(clip):
+        return code
+    assign = source.assignment(clip)
+    if assign is None or source.statement(clip) is not place[0]:
+        write = f"`{code}`, whose norm is that of the gradients of the mean loss"
+        raise work.stop(clip, f"the result of {source.code(clip)} is used", write)
+    times = "" if size == "1" else f" * {size}"
+    return f"{''.join(source.code(target) for target in assign.targets).strip()} {code}{times}"
 
 
 def _clip_place(work: Work, clip: cst.Call) -> list[Statement]:

@@ -78,7 +78,7 @@ def _plan_one(work: Work, aliases: Aliases, scaler: Scaler, regions: dict[cst.Ca
     loops = Loops(work, aliases, set(models), {k: v for k, v in optimizers.items() if k}, scaler.seen_from)
     rewrite_calls(work, uses, loops)
     with work.blocking():
-        prepare(work, aliases, scaler, session, uses)
+        loops.models |= prepare(work, aliases, scaler, session, uses)
     plain = f"autocast({'' if session.switched else 'enabled=False'})"
     scaled = set(uses.of("scale"))
     withs = [work.source.parents[item] for call in regions for item in entered(work.source, call)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import libcst as cst
 
 from ..nodes import dotted, parameters
-from ..sessions import LONGEST, behind, models_of, owners, prepare_line
+from ..sessions import behind, models_of, owners, prepare_line
 from ..source import Source, Statement
 from ..training.aliases import MODEL_WORDS, Aliases, Key
 from ..training.values import peeled
@@ -19,15 +19,15 @@ from .uses import Uses
 _MODEL_CALLS = ("parameters", "named_parameters", "train", "eval", "state_dict", "load_state_dict")
 
 
-def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses: Uses) -> None:
-    """Add the calls of ``prepare`` for what the scaler steps.
+def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses: Uses) -> set[Key | None]:
+    """Add the calls of ``prepare`` for what the scaler steps; return the groups of the models.
 
     Raises:
         CannotMigrate: session, models and optimizer can nowhere be seen together.
     """
     groups = {aliases.of(one): one for one in uses.optimizers}
     if not groups:
-        return  # said of the scaler
+        return set()  # said of the scaler
     makers = [
         node
         for node in work.source.nodes
@@ -50,18 +50,19 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
     if at_home >= set(groups):
         seen = [home, *_remade(aliases, scaler, scopes, home)]  # elsewhere others are made for it
     if not seen and _bound(aliases, home, groups):
-        _in_home(work, aliases, scaler, session, home, groups)
-        return
+        return _in_home(work, aliases, scaler, session, home, groups)
     if not seen:
         raise work.stop(scaler.call, f"no line that makes {' or '.join(codes)} where the GradScaler can be seen",
                         "make the session where model and optimizer are made, and add "
                         "`model, optimizer = amp.prepare(model, optimizer)`")  # fmt: skip
+    prepared = set[Key | None]()
     for scope in seen:
         apart = _apart(work.source, scaler, scope, scopes[scope])
         for block, assigns in apart or _parts(work.source, scope, scopes[scope]):
             if block is not None and scope is home and not apart and not _is_before(work.source, session.place, block):
                 block = None
-            _in_scope(work, aliases, scaler, session, scope, assigns, block)
+            prepared |= _in_scope(work, aliases, scaler, session, scope, assigns, block)
+    return prepared
 
 
 def _is_before(source: Source, place: Statement, block: cst.CSTNode) -> bool:
@@ -159,7 +160,7 @@ def _in_scope(
     scope: cst.CSTNode,
     assigns: Sequence[cst.Assign],
     branch: cst.IndentedBlock | None,
-) -> None:
+) -> set[Key | None]:
     """Prepare where the optimizers are made; in the branch that makes them, if one alone does."""
     source = work.source
     models = list(dict.fromkeys(name for assign in assigns for name in _models(source, aliases, assign)))
@@ -180,7 +181,7 @@ def _in_scope(
     wrapped = [a for a in wrapped if not any(source.inside(use, a) for use in scaler.uses)]
     wrapped = [a for a in wrapped if not made or source.inside(a, block)]
     others = [*assigns, *made, *(a for a in wrapped if source.order[a] < used or not home)]
-    _write(work, aliases, behind(source, place, others), scope, amp, models, optimizers)
+    return _write(work, aliases, behind(source, place, others), scope, amp, models, optimizers)
 
 
 def _in_home(
@@ -190,15 +191,22 @@ def _in_home(
     session: Session,
     home: cst.CSTNode,
     groups: dict[Key | None, cst.BaseExpression],
-) -> None:
+) -> set[Key | None]:
     """Prepare behind the session's line, in a function that is given model and optimizer."""
     optimizers = [name for group in groups for name in _seen_as(aliases, home, group)[:1]]
     models = [name for group in model_groups(work.source, aliases) for name in _seen_as(aliases, home, group)[:1]]
     models = models or [name for name in MODEL_WORDS if aliases.binds(home, name)]
+    models = models or [name for name in map("self.{}".format, MODEL_WORDS) if _computes(work.source, home, name)]
     if not models:
         raise work.stop(scaler.call, f"it is not clear which models {' and '.join(optimizers)} trains",
                         "add `model, optimizer = amp.prepare(model, optimizer)` by hand")  # fmt: skip
-    _write(work, aliases, session.place, home, scaler.session, list(dict.fromkeys(models)), optimizers)
+    return _write(work, aliases, session.place, home, scaler.session, list(dict.fromkeys(models)), optimizers)
+
+
+def _computes(source: Source, scope: cst.CSTNode, name: str) -> bool:
+    """Whether a method calls what its class keeps under a name."""
+    called = any(dotted(call.func) == name and source.scope(call) is scope for call in source.of(cst.Call))
+    return called and bool(source.assigns(name))
 
 
 def _write(
@@ -209,15 +217,16 @@ def _write(
     amp: str,
     models: list[str],
     optimizers: list[str],
-) -> None:
+) -> set[Key | None]:
     """Add the line; what the function does not bind itself is prepared without a new value."""
     objects = [*models, *optimizers]
     if all("." in name or aliases.binds(scope, name) for name in objects):
         line = prepare_line(amp, models, optimizers)
     else:
         line = f"{amp}.prepare({', '.join(objects)})"
-    assert len(line) <= LONGEST or "\n" in line or line
     work.edits.after(place, line)
+    owner = aliases.class_of(scope) or scope
+    return {aliases.group((owner if name.startswith("self.") else scope, name)) for name in models}
 
 
 def _models(source: Source, aliases: Aliases, assign: cst.Assign) -> list[str]:

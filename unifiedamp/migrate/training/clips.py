@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,7 +11,7 @@ from ..nodes import argument, dotted, walk
 from ..source import Statement
 from ..work import Work
 from .aliases import Aliases, Key
-from .regions import enclosing
+from .gates import Gates, Guard, condition, joined
 from .values import parameters_of
 
 CLIPS = {"clip_grad_norm_": ("clip_grad_norm", "max_norm"), "clip_grad_norm": ("clip_grad_norm", "max_norm")}
@@ -70,7 +69,9 @@ class Clips:
         self._loops, self._work, self._source = loops, loops.work, loops.work.source
         self._aliases = loops.aliases
         self._unscaled: set[Statement] = set()
-        self._moved: set[tuple[Statement, str]] = set()
+        places = [site.place for site in (*loops.sites, *loops.plain)]
+        self._gates = Gates(self._source, [*loops.steps, *loops.plain_steps], places)
+        self._moved: dict[tuple[Statement, str], list[list[Guard]]] = {}
 
     def rewrite(self) -> None:
         """Rewrite all clipping that nothing else has, and give other looks at gradients true ones."""
@@ -80,12 +81,21 @@ class Clips:
             with self._work.blocking():
                 if dotted(call.func).rpartition(".")[2] in CLIPS and call.args:
                     self._clip(call)
-                elif _edits_gradients(call):
+                elif _edits_gradients(call) or self._clips_inside(call):
                     self._look(call)
+        self._put_moved()
         for node in self._source.nodes:
             if isinstance(node, cst.Attribute) and node.attr.value == "grad" and not self._is_harmless(node):
                 with self._work.blocking():
                     self._look(node)
+
+    def _clips_inside(self, call: cst.Call) -> bool:
+        """Whether a function of this file, which trains and unscales nothing itself, clips gradients."""
+        for function in self._aliases.functions(call):
+            called = {dotted(one.func).rpartition(".")[2] for one in walk(function.body) if isinstance(one, cst.Call)}
+            if called & set(CLIPS) and "unscale_" not in called and not self._holds_step(function):
+                return True
+        return False
 
     # -- one clipping --------------------------------------------------------------------------------------------
 
@@ -102,28 +112,43 @@ class Clips:
             return
         name = CLIPS[dotted(call.func).rpartition(".")[2]][0]
         code = f"{amp}.{name}({optimizers[0]}, {limit})"
-        step = self._gated_step(call)
+        step = self._gates.step_behind(call)
         if step is None:
             self._replace(call, code)
-            return
-        if not self._source.is_alone(call):
+        else:
+            self._move(call, step, code)
+
+    def _move(self, call: cst.Call, step: Statement, code: str) -> None:
+        """Note a clipping after each micro-batch for the step, under the conditions that it is under."""
+        guards = self._gates.guards(call, step) if self._source.is_alone(call) else None
+        shown = code.replace("\n", "; ")
+        if guards is None:
             raise self._work.stop(call, f"{self._source.code(call)} after each micro-batch",
-                                  f"clip once, before the step: `{code}`")  # fmt: skip
-        self._work.note(call, _MOVED, f"`{code}` stands before the step; look whether that is wanted")
-        self._work.edits.statement(self._source.statement(call))
-        if (step, code) not in self._moved:
-            self._moved.add((step, code))
-            self._work.edits.before(step, code)
+                                  f"clip once, before the step: `{shown}`")  # fmt: skip
+        self._work.note(call, _MOVED, f"`{shown}` stands before the step; look whether that is wanted")
+        self._work.edits.statement(self._gates.emptied(self._source.statement(call)))
+        self._moved.setdefault((step, code), []).append(guards)
+
+    def _put_moved(self) -> None:
+        for (step, code), chains in self._moved.items():
+            for chain in joined(chains):
+                test = condition(self._source, chain)
+                lines = [f"    {line}" for line in code.splitlines()]
+                self._work.edits.before(step, "\n".join([f"if {test}:", *lines]) if test else code)
 
     def _unscale_for(self, call: cst.Call, optimizers: list[str], masters: str | None) -> None:
         """Keep a clipping that the session has no call for, behind ``amp.unscale``."""
         over = call.args[0].value
         group = f'[param for group in {masters}.param_groups for param in group["params"]]'
-        if self._scaled_around(call) is not None:
+        step = self._gates.step_behind(call)
+        if step is not None or self._scaled_around(call) is not None:
             code = self._source.code(call)
             code = code.replace(self._source.code(over), group, 1) if masters is not None else code
             lines = [f"{self._loops.session_at(call)}.unscale({optimizer})" for optimizer in optimizers]
-            self._replace(call, "\n".join([*lines, code]))
+            if step is not None:
+                self._move(call, step, "\n".join([*lines, " ".join(code.split())]))
+            else:
+                self._replace(call, "\n".join([*lines, code]))
             return
         if masters is not None:
             self._work.edits.expression(over, group)
@@ -209,34 +234,6 @@ class Clips:
         over = parameters_of(first)
         return over is not None and self._aliases.of(over) == self._aliases.of(model) is not None
 
-    def _gated_step(self, call: cst.CSTNode) -> Statement | None:
-        """Return the step's statement where it is taken after several micro-batches and the clipping after each."""
-        for statement, gate in self._gated.get(self._source.scope(call), ()):
-            if self._source.in_block(call, self._source.block(statement)) is None:
-                outer = self._source.in_block(call, self._source.block(gate))
-                if outer is not None and not self._same_gate(outer, gate):
-                    return statement
-        return None
-
-    @functools.cached_property
-    def _gated(self) -> dict[cst.CSTNode, list[tuple[Statement, cst.If]]]:
-        """Return function -> its steps that are taken after several micro-batches, and the conditions for that."""
-        places = {self._source.block(site.place) for site in (*self._loops.sites, *self._loops.plain)}
-        found: dict[cst.CSTNode, list[tuple[Statement, cst.If]]] = {}
-        for step in (*self._loops.steps, *self._loops.plain_steps):
-            statement = self._source.statement(step)
-            gate = enclosing(self._source, statement)
-            if isinstance(gate, cst.If) and self._source.block(statement) not in places and self._counts(gate.test):
-                found.setdefault(self._source.scope(step), []).append((statement, gate))
-        return found
-
-    def _counts(self, test: cst.BaseExpression) -> bool:
-        """Whether a condition counts micro-batches."""
-        return any(isinstance(one, cst.Modulo) for one in walk(test))
-
-    def _same_gate(self, outer: Statement, gate: cst.If) -> bool:
-        return isinstance(outer, cst.If) and self._source.code(outer.test) == self._source.code(gate.test)
-
     # -- other looks ---------------------------------------------------------------------------------------------
 
     def _look(self, node: cst.CSTNode) -> None:
@@ -252,8 +249,7 @@ class Clips:
         for above in (statement, *self._source.above(statement)):
             if isinstance(above, cst.For | cst.While) and not self._holds_step(above):
                 statement = above
-        gated = self._gated_step(statement)
-        if gated is not None:
+        if self._gates.step_behind(statement) is not None:
             raise self._work.stop(
                 node, "gradients are read or edited after each micro-batch, before the step",
                 "do it once, before the step, behind `amp.unscale(optimizer)`",
