@@ -113,6 +113,13 @@ def test_regions_leave_nothing_behind():
     assert [getattr(*place) for place in places] == before
 
 
+def test_the_plan_promises_no_speed_of_an_emulated_dtype():
+    """The device's gain by a dtype is that of products it computes itself."""
+    for policy, tells in (("mixed_bfloat16", True), ("mixed_bfloat16;emulate=true", False)):
+        rows = ua.Amp("tensorflow", policy, loss_scale=8.0).explain()
+        assert ("speed" in {row.setting for row in rows}) == tells
+
+
 def test_what_cannot_be_emulated_is_refused():
     with pytest.raises(ua.PolicyNotSupportedError, match="use mode='keras'"):
         ua.Amp("tensorflow", "mixed_bfloat16;emulate=true", backend_options={"tensorflow": {"mode": "graph_rewrite"}})
