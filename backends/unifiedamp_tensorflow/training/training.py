@@ -207,7 +207,7 @@ class TensorFlowTraining(Training):
 
 
 def _on_a_replica() -> bool:
-    """Whether this is one of several replicas' threads: to assign there waits for the others, which may have stopped."""
+    """Whether this is one replica's thread: an assignment there waits for the others, which may have stopped."""
     return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
 
 
