@@ -97,6 +97,34 @@ def test_weights_of_keras_own_optimizer_bring_their_scale(tmp_path, largest, tak
     assert json.dumps(amp.state_dict())
 
 
+@pytest.mark.skipif(not SCALES_LOSS, reason="Keras 2 saves no loss scale in weights files")
+def test_keras_own_optimizer_goes_on_from_the_sessions_scale(tmp_path):
+    """Which grew once, a step before the file was saved."""
+    amp, ours, optimizer = prepared("float32", loss_scale=ua.DynamicLossScale(4.0, growth_interval=2))
+    ours.compile(optimizer=optimizer, loss="mse")
+    x = np.ones((4, 4), np.float32)
+    ours.fit(x, x[:, :2], epochs=3, verbose=0)
+    ours.save_weights(tmp_path / "model.weights.h5")
+    model = mlp()
+    model.compile(keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=64.0), "mse")
+    model.optimizer.build(model.trainable_variables)
+    model.load_weights(tmp_path / "model.weights.h5")
+    assert float(model.optimizer.dynamic_scale.numpy()) == amp.loss_scale == 8.0
+    assert int(model.optimizer.step_counter.numpy()) == 1
+
+
+def test_a_file_without_an_open_window_ends_one(tmp_path):
+    path = str(tmp_path / "m.weights.h5")
+    amp, model, fit = probe({}, accumulate_steps=2, loss_scale=4.0)
+    fit([1.0, 1.0], [])
+    model.save_weights(path)
+    fit([100.0], [])
+    model.load_weights(path)
+    fit([1.0, 3.0], [])
+    assert float(model.ws[0].numpy()[0]) == pytest.approx(1.0 - 0.1 - 0.2, abs=1e-6)
+    assert amp.applied_steps == 2
+
+
 def test_a_loaded_scale_keeps_to_the_bounds(tmp_path):
     _, _, fit = probe({}, loss_scale=ua.DynamicLossScale(initial_scale=2.0**20, growth_interval=100))
     fit([1.0] * 5, [keras.callbacks.ModelCheckpoint(str(tmp_path / "m.weights.h5"), save_weights_only=True)])
