@@ -103,7 +103,9 @@ def test_recomputed_layers_are_emulated():
 def test_a_region_is_emulated_to_its_end():
     """Products after a model's call too: native float16 would round after each addition, or at the end alone."""
     amp = ua.Amp("tensorflow", "mixed_float16;emulate=true", device="cpu")
-    model = amp.prepare(keras.Sequential([keras.Input((2,)), layers.Dense(2)]))
+    with amp.scope():
+        model = keras.Sequential([keras.Input((2,)), layers.Dense(2)])
+    model = amp.prepare(model)
     a, b, bias = (
         tf.constant([[1.0, 2.0**-11]], tf.float16),
         tf.ones((2, 2), tf.float16),

@@ -157,8 +157,10 @@ def test_an_operation_is_that_of_subclasses_too():
     class Own(keras.layers.Dense):
         """A layer of the user's."""
 
-    model = keras.Sequential([keras.Input((4,)), Own(2, name="own")])
-    ua.Amp("tensorflow", ua.Policy.parse("mixed_bfloat16").replace(op_overrides={"linear": "float32"})).prepare(model)
+    amp = ua.Amp("tensorflow", ua.Policy.parse("mixed_bfloat16").replace(op_overrides={"linear": "float32"}))
+    with amp.scope():
+        model = keras.Sequential([keras.Input((4,)), Own(2, name="own")])
+    amp.prepare(model)
     assert model.get_layer("own").compute_dtype == "float32"
 
 
