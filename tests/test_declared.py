@@ -71,7 +71,6 @@ WITHOUT = {
         "native_calls",
         "native_step",
         "recorded_device_run",
-        "refused_optimizers",
         "replace_weight",
         "rescaled_sgd",
         "rest",

@@ -13,6 +13,9 @@ from models import SCALES_LOSS, keras, mlp, prepared  # noqa: E402
 
 from unifiedamp.integrations.keras import AmpCallback  # noqa: E402
 
+KEPT = ua.DynamicLossScale(initial_scale=4.0, growth_interval=5, hysteresis=3, hysteresis_reset="growth")
+"""After ``BATCHES``, one more overflow makes it back off."""
+SCALES = {"plain": {}, "hysteresis": {"loss_scale": KEPT}}
 BATCHES = [1.0, 1.0, INF, 1.0, 1.0, 1.0, 1.0, INF, 1.0, 1.0]
 
 
@@ -56,38 +59,70 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, options):
     assert resumed_epochs == epochs[2:]
 
 
+@pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", ["model.weights.h5", *([] if SCALES_LOSS else ["checkpoint"])])
-def test_model_checkpoint_holds_the_session(tmp_path, name):
+def test_model_checkpoint_holds_the_session(tmp_path, name, scale):
     path = str(tmp_path / name)
-    amp, _, fit = probe({})
+    amp, _, fit = probe({}, **SCALES[scale])
     fit(BATCHES, [AmpCallback(amp), keras.callbacks.ModelCheckpoint(path, save_weights_only=True)])
-    again, model, _ = probe({})
+    again, model, _ = probe({}, **SCALES[scale])
     model.load_weights(path)
     assert again.state_dict() == amp.state_dict()
 
 
-def test_a_checkpoint_of_tensorflow_holds_the_session(tmp_path):
-    amp, model, fit = probe({})
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_checkpoint_of_tensorflow_holds_the_session(tmp_path, scale):
+    amp, model, fit = probe({}, **SCALES[scale])
     fit(BATCHES, [])
     saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(tmp_path / "ckpt"))
-    again, model, _ = probe({})
+    again, model, _ = probe({}, **SCALES[scale])
     tf.train.Checkpoint(model=model, optimizer=model.optimizer).restore(saved)
     assert again.state_dict()["state"] == amp.state_dict()["state"]
 
 
 @pytest.mark.skipif(not SCALES_LOSS, reason="Keras 2 saves no loss scale in weights files")
-def test_weights_of_keras_own_optimizer_bring_their_scale(tmp_path):
+@pytest.mark.parametrize(("largest", "taken"), [(2.0**24, 64.0), (16.0, 16.0)])
+def test_weights_of_keras_own_optimizer_bring_their_scale(tmp_path, largest, taken):
+    """Within the bounds of the session."""
     model = mlp()
     model.compile(keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=64.0), "mse")
     x = np.ones((4, 4), np.float32)
     model.fit(x, x[:, :2], epochs=3, verbose=0)
     model.save_weights(tmp_path / "model.weights.h5")
-    amp, ours, optimizer = prepared("float32", loss_scale=ua.DynamicLossScale(initial_scale=4.0))
+    amp, ours, optimizer = prepared("float32", loss_scale=ua.DynamicLossScale(4.0, max_scale=largest))
     ours.compile(optimizer=optimizer, loss="mse")
     ours.load_weights(tmp_path / "model.weights.h5")
-    assert amp.loss_scale == 64.0
+    assert amp.loss_scale == taken
     assert amp.state_dict()["state"]["good_steps"] == 3
     assert json.dumps(amp.state_dict())
+
+
+@pytest.mark.skipif(not SCALES_LOSS, reason="Keras 2 saves no loss scale in weights files")
+def test_keras_own_optimizer_goes_on_from_the_sessions_scale(tmp_path):
+    """Which grew once, a step before the file was saved."""
+    amp, ours, optimizer = prepared("float32", loss_scale=ua.DynamicLossScale(4.0, growth_interval=2))
+    ours.compile(optimizer=optimizer, loss="mse")
+    x = np.ones((4, 4), np.float32)
+    ours.fit(x, x[:, :2], epochs=3, verbose=0)
+    ours.save_weights(tmp_path / "model.weights.h5")
+    model = mlp()
+    model.compile(keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=64.0), "mse")
+    model.optimizer.build(model.trainable_variables)
+    model.load_weights(tmp_path / "model.weights.h5")
+    assert float(model.optimizer.dynamic_scale.numpy()) == amp.loss_scale == 8.0
+    assert int(model.optimizer.step_counter.numpy()) == 1
+
+
+def test_a_file_without_an_open_window_ends_one(tmp_path):
+    path = str(tmp_path / "m.weights.h5")
+    amp, model, fit = probe({}, accumulate_steps=2, loss_scale=4.0)
+    fit([1.0, 1.0], [])
+    model.save_weights(path)
+    fit([100.0], [])
+    model.load_weights(path)
+    fit([1.0, 3.0], [])
+    assert float(model.ws[0].numpy()[0]) == pytest.approx(1.0 - 0.1 - 0.2, abs=1e-6)
+    assert amp.applied_steps == 2
 
 
 def test_a_loaded_scale_keeps_to_the_bounds(tmp_path):

@@ -100,6 +100,24 @@ def test_recomputed_layers_are_emulated():
     np.testing.assert_array_equal(trained(policy, tuning=ua.Tuning(checkpoint_layers=("a",))), trained(policy))
 
 
+def test_a_region_is_emulated_to_its_end():
+    """Products after a model's call too: native float16 would round after each addition, or at the end alone."""
+    amp = ua.Amp("tensorflow", "mixed_float16;emulate=true", device="cpu")
+    with amp.scope():
+        model = keras.Sequential([keras.Input((2,)), layers.Dense(2)])
+    model = amp.prepare(model)
+    a, b, bias = (
+        tf.constant([[1.0, 2.0**-11]], tf.float16),
+        tf.ones((2, 2), tf.float16),
+        tf.fill((2,), tf.constant(2.0**-11, tf.float16)),
+    )
+    with amp.autocast():
+        found = [tf.nn.bias_add(tf.matmul(a, b), bias).numpy().tolist()]
+        model(tf.ones((1, 2)))
+        found.append(tf.nn.bias_add(tf.matmul(a, b), bias).numpy().tolist())
+    assert found == [[[1 + 2.0**-10] * 2]] * 2
+
+
 def test_regions_leave_nothing_behind():
     amp = ua.Amp("tensorflow", "mixed_float16;emulate=true", device="cpu")
     places = (*PRODUCTS, *BIASES, *RESHAPES)
@@ -111,6 +129,13 @@ def test_regions_leave_nothing_behind():
         with pytest.raises(ZeroDivisionError), amp.autocast(enabled=False):
             raise ZeroDivisionError
     assert [getattr(*place) for place in places] == before
+
+
+def test_the_plan_promises_no_speed_of_an_emulated_dtype():
+    """The device's gain by a dtype is that of products it computes itself."""
+    for policy, tells in (("mixed_bfloat16", True), ("mixed_bfloat16;emulate=true", False)):
+        rows = ua.Amp("tensorflow", policy, loss_scale=8.0).explain()
+        assert ("speed" in {row.setting for row in rows}) == tells
 
 
 def test_what_cannot_be_emulated_is_refused():

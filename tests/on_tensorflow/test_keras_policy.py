@@ -153,6 +153,17 @@ def test_overrides_become_layer_policies(overrides, expected):
         assert model(batch()[0]).dtype == tf.float32
 
 
+def test_an_operation_is_that_of_subclasses_too():
+    class Own(keras.layers.Dense):
+        """A layer of the user's."""
+
+    amp = ua.Amp("tensorflow", ua.Policy.parse("mixed_bfloat16").replace(op_overrides={"linear": "float32"}))
+    with amp.scope():
+        model = keras.Sequential([keras.Input((4,)), Own(2, name="own")])
+    amp.prepare(model)
+    assert model.get_layer("own").compute_dtype == "float32"
+
+
 @pytest.mark.parametrize(("op", "choice"), [("softmax", "float32"), ("linear", "widest"), ("exp", "compute")])
 def test_an_operation_that_is_no_layer_is_refused_by_name(op, choice):
     policy = ua.Policy.parse("mixed_bfloat16").replace(op_overrides={op: choice})

@@ -104,6 +104,20 @@ def test_several_steps_of_one_call_of_fit_share_its_time(run_folder):
     amp.close()
 
 
+def test_steps_of_fit_are_noted_with_their_losses_in_each_epoch(run_folder):
+    RunRequest("steps", (12,)).write(run_folder)
+    amp, model, optimizer = prepared("float32", loss_scale=4.0)
+    optimizer.inner_optimizer.learning_rate = 0.0  # each epoch has the losses of the first
+    model.compile(optimizer=optimizer, loss="mse", jit_compile=False)
+    x, y = batch(16)
+    expected = [float(mean_square(model(x[row : row + 4]), y[row : row + 4])) for row in range(0, 16, 4)]
+    with pytest.raises(SystemExit):
+        model.fit(x, y, batch_size=4, epochs=4, shuffle=False, verbose=0)
+    losses = [loss for turn in noted(run_folder) for loss in turn["losses"]]
+    assert losses == pytest.approx(expected * 3, rel=1e-5)
+    amp.close()
+
+
 def test_retraced_steps_are_noted_in_their_order(run_folder):
     RunRequest("steps", (4, 12)).write(run_folder)
     amp, model, optimizer = prepared("float32", loss_scale=4.0)

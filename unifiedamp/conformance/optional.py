@@ -225,7 +225,7 @@ class OptionalHarness:
 
     def refused_optimizers(self, model: Any) -> Mapping[str, Any]:
         """Return name → optimizer over what :meth:`Harness.probe` returned, which no session can check gradients of
-        before they change weights, or whose ranks do not decide together.
+        before they change weights, which scale the loss themselves, or whose ranks do not decide together.
         """
         self._lacks("optimizers that cannot be checked")
 

@@ -18,6 +18,7 @@ from ..internals import native, set_dtype_policy
 from ..precision.layers import parameters as named_parameters
 from ..precision.layers import walk
 from ..precision.region_layers import attach
+from . import refused
 from .models import Attends, ComplexProbe, Listed, Mapped, Picked, Probe, Ratio, Structured
 from .ranks import KINDS, run_on_ranks
 
@@ -232,7 +233,8 @@ class TensorFlowHarness(Harness):
         return self._built(keras.optimizers.SGD(learning_rate), [model.get_layer(layer)])
 
     def fit(self, model: Any, optimizer: Any, x: Array, y: Array, batch_size: int) -> float:
-        model.compile(optimizer=optimizer, loss="mse")
+        if getattr(model, "optimizer", None) is not optimizer:  # once: later passes run what Keras traced in the first
+            model.compile(optimizer=optimizer, loss="mse")
         told = model.fit(x, y, batch_size=batch_size, epochs=1, shuffle=False, verbose=0)
         return float(told.history["loss"][0])
 
@@ -297,13 +299,11 @@ class TensorFlowHarness(Harness):
         block = keras.Sequential([keras.Input((size,)), *layers], name="block")
         return keras.Sequential([keras.Input((size,)), block])
 
+    def refused_optimizers(self, model: Any) -> Mapping[str, Any]:
+        return refused.optimizers()
+
     def refused_scopes(self) -> Mapping[str, AbstractContextManager[Any]]:
-        found: dict[str, AbstractContextManager[Any]] = {
-            "central storage": tf.distribute.experimental.CentralStorageStrategy().scope()
-        }
-        if hasattr(keras, "distribution"):
-            found["keras.distribution"] = _spread()
-        return found
+        return refused.scopes()
 
     @contextmanager
     def other_state(self) -> Iterator[None]:
@@ -330,17 +330,6 @@ class TensorFlowHarness(Harness):
             (type(layer), layer.dtype_policy.name, layer.compute_dtype, sorted(n for n in vars(layer) if "amp" in n))
             for _, layer in walk(obj)
         ]
-
-
-@contextmanager
-def _spread() -> Iterator[None]:
-    """Set a distribution of Keras 3, which its TensorFlow backend ignores."""
-    before = keras.distribution.distribution()
-    keras.distribution.set_distribution(keras.distribution.DataParallel(devices=["cpu:0"]))
-    try:
-        yield
-    finally:
-        keras.distribution.set_distribution(before)
 
 
 harness = TensorFlowHarness()

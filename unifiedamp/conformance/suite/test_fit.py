@@ -78,7 +78,7 @@ def test_each_batch_is_a_step(harness, scale):
 @pytest.mark.needs("recording")
 @pytest.mark.parametrize("scale", ["none", 8.0])
 def test_recorded_steps_train_as_others(harness, scale):
-    """What is recorded of every second batch is its own true gradients."""
+    """What is recorded of every second batch is its own true gradients; of later passes, what is asked for then."""
     line, kept = Line(harness, loss_scale=scale), Kept()
     with line.amp.record(kept, every=2):
         line.fit(BATCHES)
@@ -88,6 +88,12 @@ def test_recorded_steps_train_as_others(harness, scale):
     records = kept.of("step")
     assert [(record["step"], len(record["gradients"])) for record in records] == [(1, 2), (2, 2), (4, 2)]
     assert all(record["activations"] for record in records)
+    for count, activations in enumerate((False, True), 6):
+        later = Kept()
+        with line.amp.record(later, activations=activations):
+            line.fit(BATCHES[1:2])
+        line.check(count)
+        assert [bool(record.get("activations")) for record in later.of("step")] == [activations]
 
 
 @pytest.mark.needs("ema", "float32_weights")
@@ -234,12 +240,11 @@ def test_without_a_scale_nothing_is_scaled_or_skipped(harness):
 
 @pytest.mark.needs("recording", "accumulation")
 def test_recorded_windows_train_as_others(harness):
-    """Micro-batches are recorded, and the window applies the mean of the same gradients."""
+    """A window is one record, and applies the mean of the same gradients."""
     line, kept = Line(harness, accumulate_steps=2), Kept()
-    with line.amp.record(kept):
+    with line.amp.record(kept, every=1):
         line.fit(BATCHES, window=2)
     line.check(2)
     records = kept.of("step")
-    assert [record["step"] for record in records] == sorted({record["step"] for record in records})
-    assert records
+    assert [(record["step"], record["applied_steps"]) for record in records] == [(1, 1), (2, 2)]
     assert all(len(record["gradients"]) == 2 and record["activations"] for record in records)

@@ -44,6 +44,31 @@ def test_a_mistake_in_a_compiled_step_is_told_as_in_an_eager_one(harness, form):
     assert told[0] == told[1]
 
 
+@pytest.mark.parametrize("alone", ["backward", "step"])
+def test_a_step_compiled_apart_from_its_backward(harness, form, alone):
+    """It is refused, or right; gradients do not vanish."""
+    run = probe_run(harness, form, loss_scale=4.0)
+    amp, model, optimizer = run.amp, run.model, run.optimizer
+
+    def backward(x):
+        return amp.backward(lambda: model(x), optimizer)
+
+    def step(x):
+        amp.step(optimizer)
+        return x
+
+    calls = [compiled(amp, form, call) if call.__name__ == alone else call for call in (backward, step)]
+    for count in (1, 2):
+        try:
+            for call in calls:
+                call(amp.to_native(np.float32([1.0])))
+        except ua.StepOrderError:
+            assert run.weights() == [1.0]
+            amp.discard_step(optimizer)
+        else:
+            assert run.weights() == pytest.approx([1.0 - 0.1 * count], abs=1e-6)
+
+
 def test_which_errors_mean_that_memory_ran_out(harness):
     """Those are reported as such by measured runs; all others come out."""
     device = session(harness).backend.device
