@@ -121,16 +121,18 @@ def test_updates_go_on_bit_for_bit_from_a_state(harness, form, update):
     assert second.weights() == straight.weights()
 
 
+@pytest.mark.parametrize("saved", ["no updates", "another kind"])
 @pytest.mark.parametrize("update", KINDS)
-def test_a_state_without_updates_leaves_them_as_they_are(harness, update):
-    """Such as one that was saved with float32 master weights."""
+def test_a_state_of_other_updates_leaves_them_as_they_are(harness, update, saved):
+    """Such as one that was saved with float32 master weights, or with the other of the two."""
     straight, loading = (run_of(harness, "eager", update, values=FEW, lr=HALF) for _ in range(2))
     for _ in range(2):
         straight.feed(*[1.0] * len(FEW))
         loading.feed(*[1.0] * len(FEW))
         state = loading.amp.state_dict()
-        loading.amp.load_state_dict({key: value for key, value in state.items() if key != "update"})
-    assert true_weights(loading) == true_weights(straight)
+        other = {**state.pop("update"), "kind": next(kind for kind in KINDS if kind != update), "compensation": {}}
+        loading.amp.load_state_dict({**state, "update": other} if saved == "another kind" else state)
+    assert true_weights(loading) == true_weights(straight) != [1.0] * len(FEW)
 
 
 def test_moments_are_float32(harness, form):
