@@ -112,9 +112,7 @@ def test_float8_recipes_have_one_name(text, canonical):
     assert Policy.parse(canonical) == Policy.parse(text)
 
 
-@pytest.mark.parametrize(
-    "before", ["mixed_float8", "mixed_float8;recipe=rowwise_gw_hp", "mixed_float8;wgrad=bfloat16"]
-)
+@pytest.mark.parametrize("before", ["mixed_float8", "mixed_float8;recipe=rowwise_gw_hp", "mixed_float8;wgrad=bfloat16"])
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
