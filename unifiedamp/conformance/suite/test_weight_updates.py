@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import probe_run
+from unifiedamp.conformance.driver import probe_run, session
 
 pytestmark = pytest.mark.needs("weight_updates")
 
@@ -75,6 +75,26 @@ def test_stochastic_rounding_is_right_on_average(harness, form):
     assert np.mean(found) == pytest.approx(1.0 - 768 * TINY, abs=5 * 2.0**-8 * math.sqrt(192 * 2.0**-3 / len(MANY)))
     assert len(set(found)) > 3, "each parameter has its own random numbers"
     assert [bfloat16(each) for each in found] == found
+
+
+def test_random_numbers_do_not_repeat_within_a_parameter(harness):
+    """Equal elements with equal gradients, half the distance to the neighbour: about as many go either way."""
+    count = 2**17
+    policy = ua.Policy.parse(str(harness.pure_policies["bfloat16"]))
+    amp = session(harness, policy=policy.replace(update="stochastic", output_dtype="float32"))
+    with amp.scope():
+        model = harness.mlp([(np.ones((1, count), np.float32), np.zeros(count, np.float32))])
+        optimizer = harness.sgd([model], HALF * count / 2)
+    model, optimizer = amp.prepare(model, optimizer)
+    x, y = (amp.to_native(np.full((1, size), value, np.float32)) for size, value in ((1, 1.0), (count, 0.0)))
+    amp.backward(lambda: harness.mean_square(model(x), y), optimizer)
+    amp.step(optimizer)
+    found = max(harness.parameters(model).values(), key=lambda value: float(np.abs(value).max())).ravel()
+    assert set(found.tolist()) == {1.0, 1.0 - 2.0**-8}
+    for size in (2**16, 2**15, 2**12, 2**8):
+        one, *others = found.reshape(-1, size)
+        for other in others:
+            assert 0.25 < np.mean(one == other) < 0.75
 
 
 def test_stochastic_rounding_follows_the_seed(harness, form):
