@@ -157,10 +157,9 @@ def test_a_region_in_a_compiled_call_follows_the_schedule(harness, form):
 
     call = compiled(amp, form, answer)
     for x, y in ((amp.to_native(x), amp.to_native(y)) for x, y in pairs):
-        with amp.inference(run.model):
-            found = np.float64(amp.to_numpy(call(x)))
-            with amp.autocast(policy="float32"):
-                plain = np.float64(amp.to_numpy(run.model(x)))
+        found = np.float64(amp.to_numpy(call(x)))
+        with amp.inference(run.model), amp.autocast(policy="float32"):
+            plain = np.float64(amp.to_numpy(run.model(x)))
         assert (np.abs(found - plain).max() > 1e-3) == (amp.policy.compute_dtype == "bfloat16")
         amp.backward(lambda x=x, y=y: harness.mean_square(run.model(x), y), run.optimizer)
         amp.step(run.optimizer)
