@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import unifiedamp as ua
+from unifiedamp.backend import SessionSpec
 from unifiedamp.backend.forecast import PLACES, SCALINGS, SHIFT, ProductCounts, TensorCounts
 from unifiedamp.backend.rounding import scale_values
 from unifiedamp.forecast.counted import dump_counts
 from unifiedamp.forecast.forecast import Forecast
 from unifiedamp.forecast.losses import rounding
 from unifiedamp.forecast.scaled_formats import SCALED_FORMATS
+from unifiedamp.forecast.start import check_policy
 from unifiedamp.forecast.totals import LayerTotals, Totals
 from unifiedamp.formats import BLOCK_FORMATS, FLOAT_FORMATS
 from unifiedamp.formats.block_rounding import round_blocks
@@ -193,6 +197,36 @@ def test_the_largest_loss_scale_that_a_layer_takes(largest, limit):
     gradients = {} if largest is None else {"gradient": np.float32([1e-3, largest])}
     (one,) = forecast(layer("a", **WELL, **gradients), formats=["float16"]).layers
     assert one.scale_limit == limit
+
+
+@pytest.mark.parametrize(("largest", "limit"), [(5e-3, 2.0**23), (60.0, 2.0**10)])
+def test_the_loss_scale_overflows_no_layer_that_takes_more_work(largest, limit):
+    """A layer whose gradients are too faint for every scale that the other one takes is overridden."""
+    faint, loud = (
+        ProductCounts(name, "Linear", work, "", {"weight": counted(WELL["weight"]), "gradient": counted(values)})
+        for name, work, values in (("faint", 1, spread(1e-13, 0.1)), ("loud", 2, np.full(9, np.float32(largest))))
+    )
+    found = forecast(faint, loud, formats=["float16"])
+    assert [each.scale_limit for each in found.layers][1] == limit
+    assert found.loss_scale <= limit
+    assert list(found.policies["float16"].policy.layer_overrides) == ["faint"] * (found.layers[0].scale_needed > limit)
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("float32;layers=head:float16", "computes in float16,"),
+        ("mixed_bfloat16;layers=head:float16", "computes in float16,"),
+        ("mixed_float8;layers=head:float16", "computes in float16 and float8,"),
+        ("float16", "computes in float16,"),
+        ("float32;layers=head:bfloat16", ""),
+        ("bfloat16", ""),
+    ],
+)
+def test_a_session_that_computes_in_float16_anywhere_is_refused(policy, said):
+    backend = SimpleNamespace(spec=SessionSpec(ua.Policy.parse(policy), ua.NoLossScale()))
+    with pytest.raises(ua.PolicyError, match=said) if said else nullcontext():
+        check_policy(backend)
 
 
 def test_exponents_are_shares_of_what_is_not_zero():

@@ -56,6 +56,16 @@ def test_text_reads_back(policy):
     assert hash(Policy.parse(str(policy))) == hash(policy)
 
 
+def test_the_order_of_overrides_makes_no_other_policy():
+    ops, layers = {"softmax": "float32", "exp": "float32"}, {"a": "float32", "b": "bfloat16"}
+    one, other = (
+        Policy(op_overrides=dict(order(ops.items())), layer_overrides=dict(order(layers.items())))
+        for order in (list, lambda items: reversed(list(items)))
+    )
+    assert one == other
+    assert len({one, other}) == 1
+
+
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_presets_print_their_name(name):
     assert str(Policy.parse(name)) == name
@@ -100,6 +110,20 @@ def test_names_from_elsewhere(alias, preset):
 def test_float8_recipes_have_one_name(text, canonical):
     assert str(Policy.parse(text)) == canonical
     assert Policy.parse(canonical) == Policy.parse(text)
+
+
+@pytest.mark.parametrize("before", ["mixed_float8", "mixed_float8;recipe=rowwise_gw_hp", "mixed_float8;wgrad=bfloat16"])
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"recipe": "rowwise"}, "mixed_float8;recipe=rowwise"),
+        ({"recipe": "rowwise", "wgrad": "bfloat16"}, "mixed_float8;recipe=rowwise_gw_hp"),
+        ({"recipe": "tensorwise", "wgrad": "bfloat16"}, "mixed_float8;wgrad=bfloat16"),
+        ({"recipe": "rowwise_gw_hp"}, "mixed_float8;recipe=rowwise_gw_hp"),
+    ],
+)
+def test_a_recipe_is_replaced_with_the_weight_gradient_that_is_given(before, changes, expected):
+    assert str(Policy.parse(before).replace(**changes)) == expected
 
 
 @pytest.mark.parametrize("name", ["16", "half", "full", "amp", "32", "8bit", "float8", "transformer-engine"])

@@ -134,14 +134,26 @@ def test_a_configuration_holds_a_schedule(tmp_path):
 
 
 def test_one_policy_named_elsewhere_takes_the_place_of_all(monkeypatch):
-    assert read_arguments(CONFIG, {"policy": "float32"})["schedule"] is None
+    whole = {**CONFIG, "total_steps": 100}
+    read = read_arguments(whole, {"policy": "float32"})
+    assert (read["policy"], read["schedule"], read["total_steps"]) == ("float32", None, None)
     read = read_arguments({"policy": "float32"}, {"schedule": {0: LOW}})
     assert (read["policy"], read["schedule"]) == (None, {0: LOW})
     monkeypatch.setenv("UNIFIEDAMP_POLICY", "mixed_float16")
-    read = read_arguments(CONFIG)
-    assert (read["policy"], read["schedule"]) == ("mixed_float16", None)
+    read = read_arguments(whole)
+    assert (read["policy"], read["schedule"], read["total_steps"]) == ("mixed_float16", None, None)
     named = read_arguments(CONFIG, {"schedule": {0: LOW}})
     assert resolve("toy", named["policy"], None, None, None, schedule=named["schedule"]).policy == LOW
+
+
+@pytest.mark.parametrize("names", [0, 5])
+def test_a_policy_with_its_own_loss_scale_goes_before_the_environment(monkeypatch, names):
+    """Whichever of the schedule it is."""
+    monkeypatch.setenv("UNIFIEDAMP_LOSS_SCALE", "dynamic")
+    plan = {0: "float32", 5: "mixed_bfloat16"}
+    assert resolve("toy", None, None, None, None, schedule=plan).loss_scale == ua.DynamicLossScale()
+    plan[names] += ";loss_scale=static(scale=8.0)"
+    assert resolve("toy", None, None, None, None, schedule=plan).loss_scale == ua.StaticLossScale(8.0)
 
 
 @pytest.mark.parametrize(

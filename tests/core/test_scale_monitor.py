@@ -98,6 +98,19 @@ def test_the_limit_is_met_exactly():
     assert hooks.heard == ["on_step_skipped"] * 3 + ["on_scale_exhausted"]
 
 
+@pytest.mark.parametrize("free", [True, False])
+@pytest.mark.parametrize(("loaded", "limit"), [(None, 1), (ScaleState(4.0), 1), (ScaleState(4.0, bad_steps=2), 3)])
+def test_one_skip_short_of_the_limit_the_next_one_meets_it(free, loaded, limit):
+    """From the first step on, and after a state that was loaded."""
+    backend = Backend(free)
+    monitored = monitor(backend, limit)
+    monitored.expect(loaded)
+    assert backend.collects
+    backend.state = ScaleState(4.0, bad_steps=limit, skipped_steps=limit)
+    with pytest.raises(ua.LossScaleExhausted, match="steps? in a row"):
+        monitored.after_step()
+
+
 def test_wanting_skip_reports_reaches_the_backend():
     for free in (True, False):
         backend = Backend(free)

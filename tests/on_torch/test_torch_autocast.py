@@ -13,6 +13,36 @@ from unifiedamp_torch.precision import regions
 from unifiedamp_torch.precision.thread_state import entered, nesting
 
 
+class Mapped(torch.nn.Linear):
+    """Takes a dict, and returns what is chosen of it."""
+
+    def forward(self, batch, wanted):
+        out = super().forward(batch["x"])
+        return {"token": out.argmax(-1), "wide": out.double(), "number": out, "mask": out > 0}[wanted]
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16"])
+def test_outputs_that_are_no_low_numbers_stay(policy):
+    amp = session(ua.Policy.parse(policy).replace(output_dtype="bfloat16"))
+    model = amp.prepare(Mapped(4, 4))
+    expected = {"token": torch.int64, "wide": torch.float64, "number": torch.bfloat16, "mask": torch.bool}
+    with amp.inference(model):
+        found = {name: model({"x": torch.ones(2, 4)}, name).dtype for name in expected}
+    assert found == expected
+
+
+def test_a_batch_is_cast_in_a_copy():
+    """A user's dict, which may be used again."""
+    amp = session("bfloat16")
+    model = amp.prepare(Mapped(4, 4))
+    x = torch.rand(2, 4)
+    given = {"x": x, "index": torch.arange(2)}
+    with amp.inference(model):
+        model(given, "number")
+    assert given["x"] is x
+    assert x.dtype == torch.float32
+
+
 def test_a_forward_without_gradients_does_not_poison_training():
     amp = session("mixed_bfloat16")
     model = mlp()

@@ -64,6 +64,19 @@ def expected(sizes, low, x, weight, grad):
     return [kit.BFLOAT16.round(each) for each in (out, dx, dw)]
 
 
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_columns_of_one_sign_have_finite_gradients(sign):
+    """Their scale follows magnitudes: of numbers that are all negative as of those that are all positive."""
+    sizes = (3, 4)
+    model, x, grad = tensors(sizes)
+    x, grad = (x.detach().abs() * sign).requires_grad_(), grad.abs() * sign
+    with closing(prepared("recipe=rowwise", model)) as amp:
+        _, _, found = run(model, x, grad, sizes, amp)
+    weight = model.weight.detach().float().numpy()
+    _, _, wanted = expected(sizes, (), x.detach().float().numpy(), weight, grad.float().numpy())
+    np.testing.assert_allclose(found, wanted, rtol=2**-7, atol=2**-7 * np.abs(wanted).max())
+
+
 def tensors(sizes, turned=False):
     x, weight, grad = (torch.tensor(each, dtype=torch.float32).bfloat16() for each in arrays(sizes))
     model = Experts(len(sizes), turned=turned)

@@ -155,9 +155,13 @@ def test_batch_norm_moves_its_statistics_when_overridden(make_session):
     assert norm.running_mean.mean().item() == pytest.approx(0.3, abs=0.1)
 
 
-def test_an_override_without_autocast_says_that_it_has_no_effect():
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_an_override_without_autocast_says_that_it_has_no_effect(name):
+    chosen = ua.Policy.parse(name).replace(op_overrides={"softmax": "float32"})
     with pytest.warns(ua.errors.PolicyWarning, match="have no effect"):
-        session(ua.Policy(op_overrides={"softmax": "float32"}))
+        session(chosen)
+    with pytest.raises(ua.PolicyError, match="have no effect"):
+        session(chosen, strict=True)
 
 
 class Spy(torch.nn.Module):
@@ -178,7 +182,7 @@ class Two(torch.nn.Module):
         self.low, self.high = Spy(), Spy()
 
     def forward(self, x):
-        return self.high(self.low(x), scale=2.0)
+        return self.high(x=self.low(x), scale=2.0)
 
 
 def test_a_float32_layer_in_a_mixed_model():
@@ -193,6 +197,20 @@ def test_a_float32_layer_in_a_mixed_model():
     with torch.autocast("cpu", torch.bfloat16):
         model(x)
     assert model.high.seen == (LOW, LOW)
+
+
+def test_a_layer_that_another_tool_wrapped_is_its_own_after_closing():
+    """Its forward cannot be put back, since the tool holds the session's."""
+    amp = session(ua.Policy(compute_dtype="bfloat16", layer_overrides={"high": "float32"}))
+    model = amp.prepare(Two())
+    inner = model.high.forward
+    model.high.forward = lambda *args, **kwargs: inner(*args, **kwargs)
+    for closed, expected in ((False, torch.float32), (True, LOW)):
+        if closed:
+            amp.close()
+        with torch.autocast("cpu", LOW):
+            model(torch.ones(2, 4))
+        assert model.high.seen == (expected, expected)
 
 
 def test_a_low_layer_in_a_float32_model():

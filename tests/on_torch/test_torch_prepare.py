@@ -181,6 +181,22 @@ def test_bad_losses_are_refused():
                 amp.scale_loss(loss, optimizer)
 
 
+def test_a_loss_is_torchs_own_again_after_close():
+    """Of a window that was open: it may be differentiated as any other loss."""
+    amp = session("float32", loss_scale=8.0)
+    model = torch.nn.Linear(3, 1, bias=False)
+    model, optimizer = amp.prepare(model, sgd(model))
+    with amp.autocast():
+        loss = model(torch.ones(1, 3)).sum()
+    with amp.scale_loss(loss, optimizer) as scaled:
+        scaled.backward(retain_graph=True)
+    with pytest.raises(ua.StepOrderError, match="backward"):
+        loss.backward(retain_graph=True)
+    amp.close()
+    loss.backward()
+    assert model.weight.grad.tolist() == [[1.0] * 3]
+
+
 @pytest.mark.parametrize("policy", ["float16", "bfloat16"])
 def test_a_fused_optimizer_that_would_not_train_is_refused(policy):
     """torch's own fused SGD returns without an error, and leaves 16-bit parameters as they are on a CPU."""

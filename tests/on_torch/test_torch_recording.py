@@ -17,6 +17,19 @@ def steps_of(records):
     return [record for record in records if record["kind"] == "step"]
 
 
+def test_a_layer_that_works_in_place_has_its_own_largest_value():
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(inplace=True))
+    nn.init.eye_(model[0].weight)
+    amp, records = session("float32", loss_scale=1.0), []
+    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    with amp.record(records.append):
+        amp.backward(lambda: model(torch.tensor([[-5.0, 1.0]])).sum(), optimizer)
+        amp.step(optimizer)
+    (record,) = steps_of(records)
+    found = {row["layer"]: row["largest"] for row in record["activations"] if row["place"] == "output"}
+    assert found == {"0": 5.0, "1": 1.0, "": 1.0}
+
+
 # -- captured in a CUDA graph (on the CPU a tape stands in for it) ----------------------------------------------------
 
 

@@ -38,8 +38,7 @@ class ReadRecord:
         self.sums = dict(zip(names, sums.read(values, scale), strict=True))
 
     def _activation(self, seen: LayerRecord) -> recording.Activation:
-        value, finite = self._largest[seen.which]
-        return recording.Activation(*seen[:4], float(value) if finite else math.inf, seen.function)
+        return recording.Activation(*seen[:4], float(self._largest[seen.which]), seen.function)
 
     def activations(self) -> list[recording.Activation]:
         """Return the activations; of the same call of a layer on several replicas, the largest value."""
@@ -49,7 +48,7 @@ class ReadRecord:
             row = self._activation(seen)
             place = (*seen[:4], calls[*seen[:4], seen.replica])
             calls[*seen[:4], seen.replica] += 1
-            if place not in found or row.largest > found[place].largest:
+            if place not in found or row.largest > found[place].largest or math.isnan(row.largest):
                 found[place] = row
         return list(found.values())
 

@@ -157,9 +157,9 @@ def _recording_class(kind: Any) -> type:
 
 
 def _largest(tensor: Tensor) -> Tensor:
-    size = tf.abs(tf.cast(tensor, tf.float32))
-    finite = tf.reduce_all(tf.math.is_finite(size))
-    return tf.stack([tf.reduce_max(size), tf.cast(finite, tf.float32)])
+    # By the bits, whose order is that of magnitudes: tf.reduce_max may lose a nan.
+    bits = tf.bitcast(tf.abs(tf.cast(tensor, tf.float32)), tf.int32)
+    return tf.bitcast(tf.maximum(tf.reduce_max(bits), 0), tf.float32)
 
 
 def _reference(tensor: Tensor) -> Callable[[], Any]:

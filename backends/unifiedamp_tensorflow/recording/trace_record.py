@@ -30,7 +30,7 @@ class TraceRecord:
         home: the graph of its tensors; None for eager.
         activations: what was seen, each pointing into ``largest``.
         names: of the gradients, as ``counts`` holds them, and whose they are: the replica's index.
-        largest: per tensor seen, its largest absolute value and whether all were finite, as two float32 numbers.
+        largest: per tensor seen, its largest absolute value in float32: inf or nan where it held such a value.
         counts: per gradient, int32 of shape (2, buckets): scaled and true.
         scalars: "scale", and for each replica "loss" and its index.
         layers, gradients: sketches of what ``largest`` and ``counts`` are of, where runs are to be compared.

@@ -164,6 +164,8 @@ class GradientBuffer:
             scaled: they are to be divided.
             flags: what a check of the raw gradients found; None where there was none.
         """
+        if not self._complete:
+            self._drop_frozen(call)
         self.fill_in(call)
         present = self.collect(call)
         if self._complete or not present:
@@ -181,6 +183,12 @@ class GradientBuffer:
             values = self._scaler.unscale(values) if scaled else values
         present.update(zip(present, values, strict=True))
 
+    def _drop_frozen(self, call: str) -> None:
+        """Drop the gradients of parameters that were frozen inside the window: they count in no norm and no check."""
+        present, training = self.collect(call), self._params.training()
+        self.present = {name: gradient for name, gradient in present.items() if name in training}
+        self._seen = tuple(name for name in self._seen if name in training)
+
     def _note_reduced(self, values: Sequence[Gradient]) -> None:
         if self.on_reduced is not None:
             self.on_reduced(dict(zip(self.present, values, strict=True)))
@@ -192,7 +200,7 @@ class GradientBuffer:
         values = [tf.convert_to_tensor(gradient) for gradient in self.present.values()]  # slices name rows twice
         norm = global_norm(values)
         factor = tf.minimum(1.0, max_norm / tf.maximum(norm, max_norm))
-        clipped = [value * tf.cast(factor, value.dtype) for value in values]
+        clipped = [_multiplied(value, factor) for value in values]
         self.present.update(zip(self.present, clipped, strict=True))
         return norm
 
@@ -254,6 +262,13 @@ class GradientBuffer:
         """Restore a snapshot, after a call that may have replayed a trace."""
         self.forget()
         self._seen, self.lost, self._conditional = tuple(seen), lost, conditional
+
+
+def _multiplied(gradient: Tensor, factor: Tensor) -> Tensor:
+    """Return a gradient times a number; of 16 bits, rounded once."""
+    if gradient.dtype in (tf.float16, tf.bfloat16):
+        return tf.cast(tf.cast(gradient, factor.dtype) * factor, gradient.dtype)
+    return gradient * tf.cast(factor, gradient.dtype)
 
 
 def _of_any(names: str | tf.distribute.DistributedValues) -> tuple[str, ...]:

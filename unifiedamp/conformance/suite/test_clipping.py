@@ -7,6 +7,7 @@ import pytest
 
 import unifiedamp as ua
 from unifiedamp.conformance.driver import compiled, probe_run, session
+from unifiedamp.conformance.float8 import BFLOAT16
 
 INF = math.inf
 
@@ -54,6 +55,24 @@ def test_a_norm_whose_squares_overflow(harness, scale, size, signs):
     norm, weights = clipped_once(harness, gradients, 2.0, loss_scale=scale)
     assert norm == pytest.approx(5.0 * size, rel=1e-5)
     assert weights == pytest.approx([-1.2 * signs[0], -1.6 * signs[1]], rel=1e-5)
+
+
+def test_gradients_of_bfloat16_are_scaled_by_a_float32_factor(harness):
+    """A factor of 8 bits is off by up to 2**-9; each gradient is rounded to the nearest number, or not at all."""
+    gradients = BFLOAT16.round(np.random.default_rng(0).uniform(1.0, 2.0, 64))
+    norm, limit = float(np.linalg.norm(gradients)), 257 / 256
+    amp = session(harness, policy=harness.pure_policies["bfloat16"], loss_scale="none")
+    with amp.scope():
+        model = harness.probe((1.0,) * len(gradients))
+        optimizer = harness.sgd([model], 1.0)
+    model, optimizer = amp.prepare(model, optimizer)
+    x = amp.to_native(np.float32(gradients))
+    amp.backward(lambda: model(x), optimizer)
+    amp.clip_grad_norm(optimizer, limit)
+    found = [float(np.float32(amp.to_numpy(value)).ravel()[0]) for value in amp.gradients(optimizer).values()]
+    expected = gradients * (limit / norm)
+    half = 2.0 ** (np.floor(np.log2(expected)) - 8)
+    assert (np.abs(found - expected) <= half * (1 + 2.0**-10)).all()
 
 
 @pytest.mark.parametrize("place", range(3))

@@ -193,6 +193,8 @@ def test_which_layers_run_in_float8(harness, settings):
     plan = run.amp.explain()
     assert (plan.row("float8.layer0").value, plan.row("float8.layer1").value) == ("float8", "not float8")
     assert "=10: not a multiple of 16" in plan.row("float8.layer1").note
+    told = Layers(harness, None, weights, POLICY.replace(emulate=True)).amp.explain().row("float8.layer0")
+    assert (told.value, told.effect) == ("float8", "emulated")
     with pytest.warns(ua.PolicyWarning, match="'mixed_float8' runs no"):
         narrow = Layers(harness, settings, layers(24, 32)).amp.explain().row("float8.layer0")
     assert narrow.value == "not float8"

@@ -253,11 +253,16 @@ def test_an_interrupted_window_does_not_enter_the_history(harness):
 
 
 @pytest.mark.needs("float8", "emulation")
-def test_a_state_without_a_history_starts_scales_anew(harness):
+@pytest.mark.parametrize("saved", ["an empty history", "no history"])
+def test_a_state_without_a_history_starts_scales_anew(harness, saved):
+    """Of a session that had not trained yet, or of one without delayed scaling."""
     values = uneven(0)
     run, other = (Layers(harness, "delayed", EYE, policy=DELAYED) for _ in range(2))
     run.step(values * 4, values)
-    run.amp.load_state_dict(json.loads(json.dumps(other.amp.state_dict())))
+    state = json.loads(json.dumps(other.amp.state_dict()))
+    if saved == "no history":
+        state.pop("amax_history", None)
+    run.amp.load_state_dict(state)
     for each in (run, other):
         np.testing.assert_array_equal(each.call(values * 16), other.call(values * 16))
         each.step(values, values)

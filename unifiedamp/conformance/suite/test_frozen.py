@@ -213,6 +213,26 @@ def test_a_layer_frozen_inside_a_window_stays(harness, form, frozen):
         assert values == pytest.approx(net.values[layer], rel=1e-5)
 
 
+@pytest.mark.needs("accumulation")
+@pytest.mark.parametrize("frozen", ["layer0", "layer1"])
+def test_a_layer_frozen_inside_a_window_is_in_no_norm(harness, frozen):
+    """Nor among the gradients, though the micro-batch before had one for it."""
+    net = Net(harness)
+    amp, (optimizer,) = prepare(harness, "eager", [net], accumulate_steps=2)
+    x, y = (amp.to_native(np.float32([[value]])) for value in (1.5, 0.0))
+    for names in ((), (frozen,)):
+        net.freeze(names)
+        amp.backward(lambda: harness.mean_square(net.model(x), y), optimizer)
+        if not names:
+            amp.step(optimizer)
+    norm = float(np.ravel(amp.to_numpy(amp.clip_grad_norm(optimizer, 1e6)))[0])
+    assert [name for name in amp.gradients(optimizer) if frozen in name] == []
+    before = {layer: list(values) for layer, values in net.values.items()}
+    net.train(1.5, 0.0)
+    moves = [b - a for name in before for a, b in zip(net.values[name], before[name], strict=True)]
+    assert norm == pytest.approx(np.linalg.norm(moves) / LR, rel=1e-5)
+
+
 @pytest.mark.needs("master_weights", "accumulation")
 @pytest.mark.parametrize("frozen", ["layer0", "layer1"])
 def test_a_layer_frozen_inside_a_window_stays_with_its_masters(harness, frozen):

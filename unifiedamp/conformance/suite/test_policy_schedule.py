@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
+from unifiedamp.conformance.driver import compiled
 from unifiedamp.conformance.suite.scheduled import (
     AT,
     STEPS,
@@ -142,6 +143,26 @@ def test_a_region_that_was_made_before_the_switch_follows_it(harness):
     for region in regions:
         with region:
             assert harness.run_op(harness.low_precision_op) == "bfloat16"
+
+
+@pytest.mark.needs("policy_schedule")
+def test_a_region_in_a_compiled_call_follows_the_schedule(harness, form):
+    """In a call that is no step, between steps that are not compiled."""
+    run = Training(harness, form, schedule={0: "float32", 1: runs_here(harness, "mixed_bfloat16")})
+    amp, pairs = run.amp, batches(2)
+
+    def answer(x):
+        with amp.autocast():
+            return run.model(x)
+
+    call = compiled(amp, form, answer)
+    for x, y in ((amp.to_native(x), amp.to_native(y)) for x, y in pairs):
+        found = np.float64(amp.to_numpy(call(x)))
+        with amp.inference(run.model), amp.autocast(policy="float32"):
+            plain = np.float64(amp.to_numpy(run.model(x)))
+        assert (np.abs(found - plain).max() > 1e-3) == (amp.policy.compute_dtype == "bfloat16")
+        amp.backward(lambda x=x, y=y: harness.mean_square(run.model(x), y), run.optimizer)
+        amp.step(run.optimizer)
 
 
 @pytest.mark.needs("policy_schedule")

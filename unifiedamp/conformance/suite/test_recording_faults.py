@@ -94,6 +94,9 @@ def test_a_layer_that_makes_nan_is_named_as_the_first(harness):
     (record,) = kept.of("step")
     assert record["non_finite"]["first_activation"]["layer"] == "layer1"
     assert list(kept.found("non_finite")) == ["layer1"]
+    told = {row["layer"]: row["largest"] for row in record["activations"] if row["place"] == "output"}
+    assert told["layer1"] == "nan"
+    assert math.isfinite(told["layer0"])
 
 
 def test_one_nan_among_finite_numbers_is_seen(harness, form):

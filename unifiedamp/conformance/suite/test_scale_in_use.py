@@ -113,7 +113,7 @@ def test_an_interrupted_update_of_the_scale_leaves_one_scale(harness):
 
 
 @pytest.mark.needs("context_form")
-@pytest.mark.parametrize("scale", [3.3, 2.0**15])
+@pytest.mark.parametrize("scale", [3.3, 2.0**15, "none"])
 def test_a_loss_of_16_bits_is_scaled_in_float32(harness, scale):
     """Where float16 would overflow, or bfloat16 round; its gradients are those of the loss."""
     for dtype in ("bfloat16", "float16"):
@@ -125,7 +125,9 @@ def test_a_loss_of_16_bits_is_scaled_in_float32(harness, scale):
             loss = harness.cast(model(x), dtype)
         with amp.scale_loss(loss, optimizer) as scaled:
             assert harness.dtype_of(scaled.value) == "float32"
-            assert number_of(amp, scaled.value) == float(np.float32(5.0) * np.float32(scale))
+            assert number_of(amp, scaled.value) == float(
+                np.float32(5.0) * np.float32(1.0 if scale == "none" else scale)
+            )
             scaled.backward()
         assert amp.step(optimizer).applied
         assert harness.parameters(model).popitem()[1] == pytest.approx([0.5], rel=2.0**-7)

@@ -238,8 +238,9 @@ def test_the_open_windows_are_dropped(harness, form, scale):
 
 
 @pytest.mark.needs("ema")
-def test_averages_rest(harness, form):
-    loop = Loop(harness, form, loss_scale=SCALE)
+@pytest.mark.parametrize("scale", [SCALE, ua.NoLossScale()])
+def test_averages_rest(harness, form, scale):
+    loop = Loop(harness, form, loss_scale=scale)
     ema, average = loop.amp.ema(loop.model, 0.5), 1.0
     for dropped in (False, True, False):
         loop.feed(1.0, loop.native(float(dropped)))

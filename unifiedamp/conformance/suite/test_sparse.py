@@ -89,22 +89,27 @@ def test_an_overflow_in_a_row_skips_the_step(harness, form, bad):
 
 
 @pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("window", [1, 2])
 @pytest.mark.parametrize("policy", ["float16", "bfloat16"])
-def test_rows_of_master_weights(harness, policy):
-    """Divided by the scale and applied in float32: the true gradients are no numbers of float16."""
+def test_rows_of_master_weights(harness, policy, window):
+    """Divided by the scale and applied in float32: the true gradients are no numbers of float16. Those of a window's
+    micro-batches are added.
+    """
+    if window > 1 and not harness.capabilities().feature("accumulation"):
+        pytest.skip("the backend declares no accumulation")
     true, lr = 1.125 * 2.0**-22, 2.0**12
     pure = harness.pure_policies[policy]
     pure = replace(ua.Policy.parse(pure) if isinstance(pure, str) else pure, output_dtype="float32")
 
     def run():
-        options = {"policy": pure, "master_weights": True, "loss_scale": 2.0**20}
+        options = {"policy": pure, "master_weights": True, "loss_scale": 2.0**20, "accumulate_steps": window}
         embedding = Embedding(harness, lr=lr, **options)
         embedding.feed([0, 2, 2], true)
         embedding.feed([2, 4], true)
         return next(iter(embedding.amp.master_weights(embedding.model).values()))
 
     counts = np.float64([1, 0, 3, 0, 1, 0])
-    right_or_refused(run, TABLE - (lr * true * counts)[:, None])
+    right_or_refused(run, TABLE - (lr * true * counts / window)[:, None])
 
 
 @pytest.mark.needs("accumulation")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import probe_run
+from unifiedamp.conformance.driver import probe_run, session
 
 pytestmark = pytest.mark.needs("weight_updates")
 
@@ -77,6 +77,26 @@ def test_stochastic_rounding_is_right_on_average(harness, form):
     assert [bfloat16(each) for each in found] == found
 
 
+def test_random_numbers_do_not_repeat_within_a_parameter(harness):
+    """Equal elements with equal gradients, half the distance to the neighbour: about as many go either way."""
+    count = 2**17
+    policy = ua.Policy.parse(str(harness.pure_policies["bfloat16"]))
+    amp = session(harness, policy=policy.replace(update="stochastic", output_dtype="float32"))
+    with amp.scope():
+        model = harness.mlp([(np.ones((1, count), np.float32), np.zeros(count, np.float32))])
+        optimizer = harness.sgd([model], HALF * count / 2)
+    model, optimizer = amp.prepare(model, optimizer)
+    x, y = (amp.to_native(np.full((1, size), value, np.float32)) for size, value in ((1, 1.0), (count, 0.0)))
+    amp.backward(lambda: harness.mean_square(model(x), y), optimizer)
+    amp.step(optimizer)
+    found = max(harness.parameters(model).values(), key=lambda value: float(np.abs(value).max())).ravel()
+    assert set(found.tolist()) == {1.0, 1.0 - 2.0**-8}
+    for size in (2**16, 2**15, 2**12, 2**8):
+        one, *others = found.reshape(-1, size)
+        for other in others:
+            assert 0.25 < np.mean(one == other) < 0.75
+
+
 def test_stochastic_rounding_follows_the_seed(harness, form):
     def ended(seed, form):
         run = run_of(harness, form, "stochastic", seed, values=FEW, lr=HALF)
@@ -121,16 +141,18 @@ def test_updates_go_on_bit_for_bit_from_a_state(harness, form, update):
     assert second.weights() == straight.weights()
 
 
+@pytest.mark.parametrize("saved", ["no updates", "another kind"])
 @pytest.mark.parametrize("update", KINDS)
-def test_a_state_without_updates_leaves_them_as_they_are(harness, update):
-    """Such as one that was saved with float32 master weights."""
+def test_a_state_of_other_updates_leaves_them_as_they_are(harness, update, saved):
+    """Such as one that was saved with float32 master weights, or with the other of the two."""
     straight, loading = (run_of(harness, "eager", update, values=FEW, lr=HALF) for _ in range(2))
     for _ in range(2):
         straight.feed(*[1.0] * len(FEW))
         loading.feed(*[1.0] * len(FEW))
         state = loading.amp.state_dict()
-        loading.amp.load_state_dict({key: value for key, value in state.items() if key != "update"})
-    assert true_weights(loading) == true_weights(straight)
+        other = {**state.pop("update"), "kind": next(kind for kind in KINDS if kind != update), "compensation": {}}
+        loading.amp.load_state_dict({**state, "update": other} if saved == "another kind" else state)
+    assert true_weights(loading) == true_weights(straight) != [1.0] * len(FEW)
 
 
 def test_moments_are_float32(harness, form):
