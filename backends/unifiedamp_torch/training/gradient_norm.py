@@ -43,7 +43,13 @@ def _scale(groups: list[list[torch.Tensor]], norm: torch.Tensor, max_norm: float
     """Multiply gradients so that their norm is ``max_norm`` at most."""
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for group in groups:
-        torch._foreach_mul_(group, factor.to(group[0].device, torch.promote_types(group[0].dtype, torch.float32)))
+        dtype = group[0].dtype
+        wide = factor.to(group[0].device, torch.promote_types(dtype, torch.float32))
+        if wide.dtype == dtype:
+            torch._foreach_mul_(group, wide)
+            continue
+        for grad in group:  # with a factor of no dimensions, a GPU rounds it to the gradient's 16 bits
+            grad.mul_(wide.reshape((1,) * grad.dim()))
 
 
 def _norm(groups: list[list[torch.Tensor]], reads_without_sync: bool) -> torch.Tensor:
