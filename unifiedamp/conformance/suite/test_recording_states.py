@@ -11,6 +11,8 @@ from unifiedamp.recording import Alert, Alerts
 pytestmark = pytest.mark.needs("recording")
 
 GRADIENT = 2.0**-6
+MOMENTS = {"exp_avg", "m", "momentum", "mean", "mu"}, {"exp_avg_sq", "v", "velocity", "var", "nu"}
+"""What optimizers call Adam's first moment and its second one."""
 
 
 @pytest.fixture
@@ -42,6 +44,8 @@ def test_adams_moments_and_weights_are_recorded(harness, form):
         moments = np.float64([(1 - 0.9**n) * GRADIENT, (1 - 0.999**n) * GRADIENT**2])
         told = {name: each for name, each in trained.items() if name not in ("weight", "update")}
         assert sorted(each["norm"] for each in told.values())[-2:] == pytest.approx(sorted(moments), rel=1e-3)
+        for names, moment in zip(MOMENTS, moments, strict=True):
+            assert [told[name]["norm"] for name in names & told.keys()] in ([], [pytest.approx(moment, rel=1e-3)])
         for each in told.values():
             assert each["exponents"] == {str(int(np.floor(np.log2(each["norm"])))): 1}
             assert each["dtype"] == "float32"
