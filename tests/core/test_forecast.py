@@ -204,7 +204,10 @@ def test_the_loss_scale_overflows_no_layer_that_takes_more_work(largest, limit):
     """A layer whose gradients are too faint for every scale that the other one takes is overridden."""
     faint, loud = (
         ProductCounts(name, "Linear", work, "", {"weight": counted(WELL["weight"]), "gradient": counted(values)})
-        for name, work, values in (("faint", 1, spread(1e-13, 0.1)), ("loud", 2, np.full(9, np.float32(largest))))
+        for name, work, values in (
+            ("faint", 1, spread(1e-13, 0.1)),
+            ("loud", 2, np.float32([largest] + [largest / 4] * 99_999)),
+        )
     )
     found = forecast(faint, loud, formats=["float16"])
     assert [each.scale_limit for each in found.layers][1] == limit
