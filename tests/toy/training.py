@@ -58,7 +58,7 @@ class ToyTraining(Training):
     def prepare(self, models, optimizers):
         policy = self.spec.policy
         for optimizer in optimizers:
-            self._check_optimizer(optimizer, [*self.models, *models])
+            self._check_optimizer(optimizer, [*self.models, *models], [*self.optimizers, *optimizers])
         for model in models:
             bad = [name for name, p in model.parameters.items() if p.dtype != "float32"]
             if bad and self.spec.loss_scale.enabled:
@@ -73,14 +73,14 @@ class ToyTraining(Training):
         self.optimizers += optimizers
         return list(models), list(optimizers)
 
-    def _check_optimizer(self, optimizer, models):
+    def _check_optimizer(self, optimizer, models, optimizers):
         if not isinstance(optimizer, toy.Sgd):
             raise errors.WrongObjectError(f"expected a toy optimizer, got {type(optimizer).__name__}")
         known = {id(p) for model in models for p in model.parameters.values()}
         strange = [name for name, p in optimizer.parameters.items() if id(p) not in known]
         if strange:
             raise errors.PrepareError(f"the optimizer trains {errors.first_names(strange)}, of no prepared model")
-        taken = {id(p) for other in self.optimizers if other is not optimizer for p in other.parameters.values()}
+        taken = {id(p) for other in optimizers if other is not optimizer for p in other.parameters.values()}
         shared = [name for name, p in optimizer.parameters.items() if id(p) in taken]
         if shared:
             raise errors.PrepareError(f"another optimizer of this session trains {errors.first_names(shared)}")
