@@ -84,9 +84,8 @@ def _migrate_whole(path: str, content: bytes, source: Source) -> Migration:
             continue
         made, said = plan(api, source)
         if made and api.NAME in CHECKS:
-            half = api is apex and source.calls(
-                *torch_amp.SCALERS
-            )  # refused by torch_amp, with the rest of its reasons
+            # With a GradScaler beside it, torch_amp refuses the file, and gives the rest of the reasons.
+            half = api is apex and source.calls(*torch_amp.SCALERS)
             check = check_limits if half else CHECKS[api.NAME]
             refused = refusals(path, api, check, source, made, package_name(source))
             made, said = (Edits(), refused) if refused else (made, said)
