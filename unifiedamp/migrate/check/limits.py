@@ -20,7 +20,10 @@ from .facts import Facts
 Problem = tuple[cst.CSTNode, str, str]
 _SCALE = re.compile(r"(loss|grad)_?scale(r)?\b", re.IGNORECASE)
 _WEIGHED = re.compile(r"_?(?P<part>[a-z]+)_loss_scale$")
-_OF_AMP = frozenset("init initial fp amp dynamic static current curr cur inv max min new old".split())
+_OF_AMP = {
+    "init", "initial", "fp", "amp", "dynamic", "static", "current", "curr", "cur",
+    "inv", "max", "min", "new", "old",
+}  # fmt: skip
 _METHOD = re.compile(r"(?<!first)(?<!second)_step$")
 _STEP = re.compile(r"optim\w*_step$|^step_optim", re.IGNORECASE)
 _TORCH = "torch."
