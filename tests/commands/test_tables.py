@@ -8,7 +8,7 @@ import re
 
 import pytest
 from command_runs import CONV, installed
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
@@ -141,6 +141,7 @@ def shown(table, width, **options):
 CELL = st.text(st.characters(categories=["L", "N", "P", "Zs"]), max_size=60)
 
 
+@example(51, [["000\u3000", "0" * 23 + "\u1100\u1100\u3000\u3000", "", "", "1"]])  # a number as wide as a sentence
 @settings(max_examples=200, deadline=None)
 @given(st.integers(20, 200), st.lists(st.lists(CELL, min_size=5, max_size=5), max_size=4))
 def test_any_cells_fit_any_terminal(width, rows):

@@ -77,8 +77,10 @@ class FoldingTable:
 
     def _needed(self, place: int) -> int:
         cells = [row[place] for row in self._rows]
-        words = (cell_len(word) for cell in cells for word in cell.split())
         natural = max(map(cell_len, [*cells, self._columns[place]]))
+        if self._columns[place] in self._right:
+            return natural
+        words = (cell_len(word) for cell in cells for word in cell.split())
         return min(natural, max([TEXT, cell_len(self._columns[place]), *words]))
 
     def _table(self) -> Table:
