@@ -243,11 +243,8 @@ class StepLoop:
     def restart(self, state: ScaleState) -> None:
         """Drop the gradients and findings of the open window, and continue from ``state``."""
         self.interruptions.forgive()
-        pending = self.order.pending()
-        for optimizer in pending:
+        for optimizer in self.order.pending():
             self._training.zero_grad(optimizer)
-        if pending:
-            self._training.update_scale()
         self.order.reset()
         if self._backend.distributed:
             self._backend.distributed.state_loaded(state)
@@ -297,6 +294,7 @@ class StepLoop:
                 self.switch_policy()
 
     def _set_scale(self, state: ScaleState) -> None:
+        self._training.update_scale()  # what steps of this iteration found was found at the scale before
         self._training.write_state(state)
         self.monitor.expect(self._training.read_state())
 

@@ -55,6 +55,22 @@ def test_the_scale_begins_anew_after_whole_windows(harness, form):
     assert run.amp.applied_steps == STEPS
 
 
+@pytest.mark.needs("policy_schedule", "loss_scaling", "several_optimizers")
+def test_the_scale_begins_anew_within_an_iteration(harness):
+    """What the first optimizer's step found before the switch does not make it back off after the second one's."""
+    scale = ua.DynamicLossScale(initial_scale=8.0, growth_interval=100)
+    low = runs_here(harness, "mixed_bfloat16").replace(loss_scale=scale)
+    amp = ua.Amp(harness.backend, schedule={0: "float32", 1: low})
+    models, optimizers = two_of(harness, amp)
+    ((x, y),) = batches(1)
+    target = amp.to_native(y)
+    for index, factor in ((0, 1.0), (0, math.inf), (1, 1.0)):
+        rows = amp.to_native(x * np.float32(factor))
+        amp.backward(lambda model=models[index], rows=rows: harness.mean_square(model(rows), target), optimizers[index])
+        amp.step(optimizers[index])
+    assert (amp.policy, amp.loss_scale, amp.applied_steps, amp.skipped_steps) == (low, 8.0, 2, 1)
+
+
 @pytest.mark.needs("policy_schedule", "several_optimizers")
 @pytest.mark.parametrize(("at", "lows"), [(1, 5), (2, 4), (3, 2)])
 def test_an_iteration_of_several_optimizers_counts_once(harness, at, lows):
