@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -60,7 +61,10 @@ class CudaGraphCapturer:
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
         try:
-            graph.capture_end()
+            with warnings.catch_warnings():
+                # torch warns of a graph without kernels, which says nothing about what was raised.
+                warnings.simplefilter("ignore", UserWarning)
+                graph.capture_end()
         except RuntimeError:
             # The driver had aborted the capture, and torch's pool and random generator still count it as running. The
             # pool is given up, and ending an empty capture resets the generator.

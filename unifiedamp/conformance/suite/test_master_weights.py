@@ -146,6 +146,22 @@ def test_masters_begin_from_the_float32_values_of_a_model(harness, policy):
 
 @pytest.mark.needs("master_weights")
 @pytest.mark.parametrize("policy", POLICIES)
+def test_weights_that_no_optimizer_trains_yet_are_those_of_the_model(harness, policy):
+    """Of a model that was prepared alone: float32 values come back, and its masters begin from them later."""
+    amp = session(harness, policy=harness.pure_policies[policy], master_weights=True, loss_scale=SCALE)
+    fine = 1.0 + 2.0**-12
+    model = harness.probe([fine])
+    try:
+        model = amp.prepare(model)
+    except ua.PrepareError as refusal:
+        pytest.skip(f"refused: {refusal}")
+    assert [float(value[0]) for value in amp.master_weights(model).values()] == [fine]
+    amp.prepare(harness.sgd([model], TINY))
+    assert [float(value[0]) for value in amp.master_weights(model).values()] == [fine]
+
+
+@pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("through", ["reading", "swapping", "training"])
 def test_masters_follow_parameters_that_are_set(harness, policy, through):
     """Natively, as loading the model's own weights does: what is read, put back and trained is the new value."""
