@@ -11,6 +11,7 @@ from unifiedamp.formats import BLOCK_FORMATS, FLOAT_FORMATS
 from unifiedamp.formats.block_rounding import round_blocks
 from unifiedamp.formats.rounding import round_scaled, round_to
 from unifiedamp.formats.scaled_rounding import round_operand
+from unifiedamp.formats.scaling import scale_values
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
@@ -174,6 +175,20 @@ def test_operands_of_finer_scales(scaling, square, high, wide):
     found, inverse = round_operand(values, FLOAT_FORMATS["float8_e4m3fn"], scaling, square=square)
     assert inverse == 1
     np.testing.assert_array_equal(found, tile_oracle(values, high, wide))
+
+
+@pytest.mark.parametrize(
+    ("scaling", "square", "high", "wide"),
+    [("row", False, 1, 300), ("row", True, 1, 300), ("block128", False, 1, 128), ("block128", True, 128, 128)],
+)
+def test_values_that_a_forecast_counts_are_times_the_scales_of_their_blocks(scaling, square, high, wide):
+    values = np.random.default_rng(0).normal(size=(140, 300)).astype(np.float32) * np.float32([[1.0], [2.0**-9]] * 70)
+    found = scale_values(values, scaling, square)
+    for top in range(0, len(values), high):
+        for left in range(0, 300, wide):
+            tile = values[top : top + high, left : left + wide]
+            scale = 2.0 ** np.floor(np.log2(448.0 / np.abs(tile).max()))
+            np.testing.assert_array_equal(found[top : top + high, left : left + wide], tile * scale)
 
 
 @pytest.mark.parametrize("scaling", ["tensorwise", "delayed", "rowwise", "block128", "mxfp8_e4m3", "nvfp4", "int8"])

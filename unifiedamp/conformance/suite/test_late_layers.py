@@ -74,6 +74,14 @@ def test_one_that_no_optimizer_has_is_refused(harness, form, name, scale):
 
 
 @pytest.mark.needs("several_optimizers")
+def test_one_is_seen_when_another_session_was_closed(harness):
+    loop, other = Loop(harness, "eager"), Loop(harness, "eager")
+    other.amp.close()
+    loop.put("layer2")
+    with pytest.raises(ua.PrepareError, match=REFUSED):
+        loop.step()
+
+
 def test_one_that_gets_an_optimizer_after_a_refusal_trains_by_its_own_gradients(harness):
     """Those of the steps that were refused are gone with them."""
     loops = [Loop(harness, "eager", loss_scale=4.0) for _ in range(2)]

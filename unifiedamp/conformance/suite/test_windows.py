@@ -233,3 +233,20 @@ def test_a_loss_that_depends_on_nothing(harness, steps):
             result = loop.amp.step(loop.optimizer)
         assert result.applied
     assert loop.weight() == pytest.approx(0.7, abs=1e-6)
+
+
+@pytest.mark.needs("context_form")
+def test_a_scaled_loss_that_depends_on_nothing(harness):
+    """A loop that catches the refusal goes on with what was gathered before it."""
+    loop = Loop(harness, 2, 4.0)
+    x = loop.amp.to_native(np.float32([7.0]))
+    loop.feed(1.0)
+    with contextlib.suppress(ua.LossError), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ua.StepWarning)
+        with loop.amp.autocast():
+            loss = harness.mean_square(x, x)
+        with loop.amp.scale_loss(loss, loop.optimizer) as scaled:
+            scaled.backward()
+    loop.backward(3.0)
+    assert loop.amp.step(loop.optimizer).applied
+    assert loop.weight() == pytest.approx(0.8, abs=1e-6)
