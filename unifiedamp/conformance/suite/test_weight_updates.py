@@ -3,6 +3,7 @@
 The oracle is Kahan summation and the distribution of stochastic rounding in float64.
 """
 
+import base64
 import math
 
 import numpy as np
@@ -139,6 +140,23 @@ def test_updates_go_on_bit_for_bit_from_a_state(harness, form, update):
         (first if index < 3 else second).feed(*[gradient] * len(FEW))
     assert true_weights(second) == true_weights(straight)
     assert second.weights() == straight.weights()
+
+
+@pytest.mark.needs("several_optimizers")
+def test_a_state_has_the_compensations_of_all_optimizers(harness):
+    policy = ua.Policy.parse(str(harness.pure_policies["bfloat16"])).replace(update="kahan")
+    amp = session(harness, policy=policy, loss_scale="none")
+    with amp.scope():
+        models = [harness.probe([1.0]) for _ in range(2)]
+        optimizers = [harness.sgd([model], TINY) for model in models]
+    *models, first, second = amp.prepare(*models, *optimizers)
+    x = amp.to_native(np.float32([1.0]))
+    for _ in range(3):
+        for model, optimizer in zip(models, (first, second), strict=True):
+            amp.backward(lambda model=model: model(x), optimizer)
+            amp.step(optimizer)
+    saved = amp.state_dict()["update"]["compensation"].values()
+    assert [np.frombuffer(base64.b64decode(each["base64"]), "<f4").tolist() for each in saved] == [[-3 * TINY]] * 2
 
 
 @pytest.mark.parametrize("saved", ["no updates", "another kind"])
