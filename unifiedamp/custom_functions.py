@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, overload
 
 from .config import plugins
@@ -22,8 +22,8 @@ def amp_function(target: None = None, *, cast_inputs: Dtype | str | None = None)
 def amp_function(target: Any = None, *, cast_inputs: str | None = None) -> Any:
     """Mark a function or a framework's custom-operation class for use inside autocast (a decorator).
 
-    Inside an enabled autocast region floating-point tensor arguments are cast to ``cast_inputs`` and the body runs
-    without autocast; outside a region nothing changes. On torch an ``autograd.Function`` class may be decorated: its
+    Inside an enabled autocast region floating-point tensor arguments, also in nested lists, tuples and mappings, are
+    cast to ``cast_inputs`` and the body runs without autocast; outside a region nothing changes. On torch an ``autograd.Function`` class may be decorated: its
     forward and backward then run under the same rule (``torch.amp.custom_fwd`` and ``custom_bwd``).
 
     Args:
@@ -46,13 +46,21 @@ def amp_function(target: Any = None, *, cast_inputs: str | None = None) -> Any:
 
     @functools.wraps(target)
     def call(*args: Any, **kwargs: Any) -> Any:
-        kinds = [type(value) for value in (*args, *kwargs.values())]
-        backend = _backend_of([base for kind in kinds for base in kind.__mro__])
+        backend = _backend_of([base for kind in _kinds((args, kwargs)) for base in kind.__mro__])
         if backend not in wrapped:
             wrapped[backend] = backend.custom_function(target, cast_inputs)
         return wrapped[backend](*args, **kwargs)
 
     return call
+
+
+def _kinds(value: object) -> Iterator[type]:
+    """Yield the classes of what nested lists, tuples and mappings hold."""
+    if isinstance(value, (list, tuple, Mapping)):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _kinds(each)
+    else:
+        yield type(value)
 
 
 def _backend_of(types: Any) -> Any:

@@ -48,6 +48,19 @@ def test_a_plain_function_is_cast_inside_autocast_only():
     assert double(low, y=low).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("nest", [lambda x: {"x": x}, lambda x: [("name", x)], lambda x: {"deep": [{"x": x}]}])
+def test_a_function_of_nested_tensors_finds_its_backend(nest):
+    low, seen = torch.ones(2, dtype=torch.bfloat16), []
+
+    @ua.amp_function(cast_inputs="float32")
+    def function(parts):
+        seen.extend(each.dtype for each in torch.utils._pytree.tree_leaves(parts) if isinstance(each, torch.Tensor))
+
+    with session("mixed_bfloat16").autocast():
+        function(nest(low))
+    assert seen == [torch.float32]
+
+
 def test_classes_that_custom_fwd_does_not_know_are_refused():
     class WithSetup(torch.autograd.Function):
         @staticmethod

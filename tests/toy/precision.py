@@ -71,6 +71,8 @@ def custom_function(target, cast_inputs):
     def cast(value):
         if isinstance(value, list | tuple):
             return type(value)(map(cast, value))
+        if isinstance(value, dict):
+            return {name: cast(each) for name, each in value.items()}
         return toy.cast(value, dtype) if isinstance(value, toy.Tensor) and value.data.dtype.kind == "f" else value
 
     dtype = cast_inputs

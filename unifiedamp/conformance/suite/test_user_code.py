@@ -142,6 +142,22 @@ def test_custom_functions_with_named_inputs(harness):
     assert [harness.dtype_of(seen[name]) for name in ("first", "second", "third")] == ["float32"] * 3
 
 
+def test_custom_functions_with_a_mapping(harness):
+    """Tensors in it have the dtype asked for; the caller's mapping stays as it is."""
+    amp, seen = session(harness, policy="mixed_bfloat16"), {}
+    function = type(amp.backend).custom_function(lambda parts: seen.update(parts), "bfloat16")
+    x, n = amp.to_native(np.float32([1.0])), amp.to_native(np.int32([1]))
+    inner = {"y": x}
+    parts = {"x": x, "deep": [inner], "whole": n, "name": "n"}
+    with amp.autocast():
+        function(parts)
+    assert [harness.dtype_of(each) for each in (seen["x"], seen["deep"][0]["y"])] == ["bfloat16"] * 2
+    assert (amp.to_numpy(seen["whole"]).dtype.kind, seen["name"]) == ("i", "n")
+    assert parts["x"] is x
+    assert parts["deep"][0] is inner
+    assert inner["y"] is x
+
+
 def test_a_step_that_needs_a_size_as_a_number(harness, form):
     """After the loss: the gradients that were there are not added to once more where the step is traced again."""
     amp, rate = session(harness, form, loss_scale=8.0), 2.0**-4
