@@ -201,6 +201,19 @@ def test_globs_of_later_policies_are_checked_at_prepare(harness):
         Training(harness, "eager", schedule={0: "float32", AT: second})
 
 
+@pytest.mark.needs("policy_schedule")
+def test_a_later_policy_that_does_not_run_here_is_refused_at_once(harness):
+    policies = harness.capabilities().policies.items()
+    lacking = [
+        name for name, support in policies if not support and ua.Policy.parse(name).param_dtype == "float32"
+    ]
+    if not lacking:
+        pytest.skip("every policy runs on this device")
+    for name in lacking:
+        with pytest.raises(ua.PolicyNotSupportedError, match=name):
+            ua.Amp(harness.backend, schedule={0: "float32", AT: name})
+
+
 def test_a_schedule_is_run_or_refused_by_name(harness):
     schedule = {0: "float32", AT: "float32;keep_norm_float32=false"}
     if harness.capabilities().feature("policy_schedule"):

@@ -242,6 +242,18 @@ def test_the_loss_told_is_of_that_step_alone(harness, form):
     assert caught.value.loss_was_finite is True
 
 
+def test_a_loss_that_was_discarded_is_not_told(harness):
+    """Of the first skipped step after it, whose loss was finite."""
+    scale = ua.StaticLossScale(4.0, max_consecutive_skips=1)
+    run = probe_run(harness, values=(0.0,), loss_scale=scale)
+    x = run.amp.to_native(np.float32([INF]))
+    run.amp.backward(lambda: run.model(x), run.optimizer)
+    run.amp.discard_step(run.optimizer)
+    with pytest.raises(ua.LossScaleExhausted) as caught:
+        run.feed(2.0**127)
+    assert caught.value.loss_was_finite is True
+
+
 @pytest.mark.needs("recording")
 def test_the_recorder_of_discarded_steps(harness, form):
     """A discarded step is none: it has no number and no record, and the next one is recorded in its place."""
