@@ -146,6 +146,12 @@ def test_a_scale_out_of_bounds_is_clamped_and_told():
         assert load(raw).scale == 2.0**24
 
 
+@pytest.mark.parametrize(("scale", "expected"), [(2.0**30, 2.0**24), (2.0**-20, 2.0**-14)])
+def test_a_torch_scale_out_of_bounds_is_clamped_and_told(scale, expected):
+    with pytest.warns(ua.StateWarning, match="lies outside"):
+        assert load({**NATIVE["torch"], "scale": scale}).scale == expected
+
+
 def test_strict_turns_a_mismatch_into_an_error():
     with pytest.raises(ua.CheckpointError, match="saved under policy"):
         load(saved(), policy="mixed_bfloat16", strict=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 pytest.importorskip("torch")
@@ -88,6 +90,23 @@ def test_what_is_not_understood_stays_with_all_that_belongs_to_it(rest, line, wh
     assert (found.line, found.blocks) == (line, True)
     assert what in found.what
     assert found.write
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        'torch.amp.GradScaler("cpu", 1024.0, 4.0, 0.25, 100)',
+        'torch.amp.GradScaler("cpu", 1024.0, growth_interval=100, backoff_factor=0.25, growth_factor=4.0)',
+        "torch.cuda.amp.GradScaler(1024.0, 4.0, 0.25, 100)",
+        "torch.cuda.amp.GradScaler(1024.0, 4.0, growth_interval=100, backoff_factor=0.25)",
+    ],
+)
+def test_settings_of_the_scaler_by_place_and_by_name(made):
+    text = migrated(START.replace('torch.amp.GradScaler("cpu")', made) + LOOP).after.decode()
+    (given,) = re.findall(r"DynamicLossScale\((.*?)\)", text)
+    assert sorted(part.strip() for part in given.split(",")) == [
+        "backoff_factor=0.25", "growth_factor=4.0", "growth_interval=100", "initial_scale=1024.0",
+    ]  # fmt: skip
 
 
 def test_what_torch_clips_by_itself_goes_on_working():
