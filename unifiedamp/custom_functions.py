@@ -22,9 +22,10 @@ def amp_function(target: None = None, *, cast_inputs: Dtype | str | None = None)
 def amp_function(target: Any = None, *, cast_inputs: str | None = None) -> Any:
     """Mark a function or a framework's custom-operation class for use inside autocast (a decorator).
 
-    Inside an enabled autocast region floating-point tensor arguments, also in nested lists, tuples and mappings, are
-    cast to ``cast_inputs`` and the body runs without autocast; outside a region nothing changes. On torch an ``autograd.Function`` class may be decorated: its
-    forward and backward then run under the same rule (``torch.amp.custom_fwd`` and ``custom_bwd``).
+    Inside an enabled autocast region floating-point tensor arguments, also those in nested lists, tuples and mappings,
+    are cast to ``cast_inputs`` and the body runs without autocast; outside a region nothing changes. On torch an
+    ``autograd.Function`` class may be decorated: its forward and backward then run under the same rule
+    (``torch.amp.custom_fwd`` and ``custom_bwd``).
 
     Args:
         target: the function or class.

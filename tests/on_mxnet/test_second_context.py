@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from products import START, product
-from test_contexts import CONTEXTS, ONES, PLAIN, copies, feed, two_copies
+from test_contexts import CONTEXTS, ONES, copies, feed, two_copies
 
 import unifiedamp as ua
 from unifiedamp.compat import mxnet as compat

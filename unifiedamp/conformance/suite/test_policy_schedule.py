@@ -204,9 +204,7 @@ def test_globs_of_later_policies_are_checked_at_prepare(harness):
 @pytest.mark.needs("policy_schedule")
 def test_a_later_policy_that_does_not_run_here_is_refused_at_once(harness):
     policies = harness.capabilities().policies.items()
-    lacking = [
-        name for name, support in policies if not support and ua.Policy.parse(name).param_dtype == "float32"
-    ]
+    lacking = [name for name, support in policies if not support and ua.Policy.parse(name).param_dtype == "float32"]
     if not lacking:
         pytest.skip("every policy runs on this device")
     for name in lacking:
