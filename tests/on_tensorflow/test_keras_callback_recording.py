@@ -35,6 +35,21 @@ def test_fit_is_recorded(form):
     assert epoch["numbers"]["loss_scale"] == epoch["scale"] == 4.0
 
 
+@pytest.mark.parametrize("form", [*FIT_FORMS, *({"jit_compile": False, "steps_per_execution": n} for n in (2, 4))], ids=str)
+def test_losses_are_those_of_the_recorded_steps(form):
+    """By weights in float64; Keras itself gives the mean over the epoch so far."""
+    gradients = [(1.0, 2.0), (2.0, 1.0), (4.0, 1.0), (3.0, 1.0), (4.0, 1.0), (5.0, 1.0), (-1.0, 0.5), (2.0, 2.0)]
+    amp, _, fit = probe(form, values=(1.0, 1.0))
+    records, weights, expected = [], np.ones(2), {}
+    fit(gradients, [AmpCallback(amp, records.append, every=2)])
+    for step, gradient in enumerate(gradients, 1):
+        expected[step] = float(weights @ gradient)
+        weights = weights - 0.1 * np.array(gradient)
+    found = {each["step"]: each["loss"] for each in of_kind(records, "step")}
+    assert {2, 4, 6, 8} <= set(found)
+    assert found == pytest.approx({step: expected[step] for step in found}, abs=1e-5)
+
+
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 @pytest.mark.parametrize("form", FIT_FORMS)
 @pytest.mark.filterwarnings("ignore::unifiedamp.PolicyWarning")

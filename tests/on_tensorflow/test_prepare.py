@@ -26,6 +26,18 @@ def test_unbuilt_optimizers_take_one_model_each():
     assert amp.step(two).applied
 
 
+def test_a_built_optimizer_keeps_its_variables_and_the_other_takes_the_rest():
+    amp = session(loss_scale=4.0)
+    models, built = [mlp(), mlp()], keras.optimizers.SGD(0.1)
+    built.build(models[0].trainable_variables)
+    first, second, one, two = amp.prepare(*models, built, keras.optimizers.SGD(0.1))
+    before, (x, y) = first.get_weights(), batch()
+    amp.backward(lambda: mean_square(first(x), y) + mean_square(second(x), y), [one, two])
+    assert (len(amp.gradients(one)), len(amp.gradients(two))) == (4, 4)
+    assert amp.step(two).applied
+    assert all((now == then).all() for now, then in zip(first.get_weights(), before, strict=True))
+
+
 def test_names_tell_two_models_apart():
     amp = session()
     optimizer = keras.optimizers.SGD(0.1)

@@ -54,6 +54,21 @@ def test_operands_and_results_are_rounded(harness, form):
 
 
 @pytest.mark.needs("emulation")
+def test_the_gradient_of_a_result_is_rounded(harness, form):
+    """It is 1 + 2**-12, which float16 has not; each parameter moves by half of 1."""
+    layers = [(np.zeros((1, 1), np.float32), np.zeros(1, np.float32))]
+    amp, model, optimizer = prepared(harness, form, layers, loss_scale="none")
+
+    def step(x, y):
+        amp.backward(lambda: harness.mean_square(model(x), y), optimizer)
+        amp.step(optimizer)
+
+    x, y = np.ones((1, 1), np.float32), np.full((1, 1), -(1 + 2.0**-12) / 2, np.float32)
+    compiled(amp, form, step)(amp.to_native(x), amp.to_native(y))
+    assert [np.ravel(value).tolist() for value in amp.master_weights(model).values()] == [[-0.5]] * 2
+
+
+@pytest.mark.needs("emulation")
 def test_a_gradient_beyond_float16_skips_the_step(harness, form):
     """The scaled gradient of the output, 2**20 at least, is no float16 number; under float32 it would be one."""
     layers = [(np.ones((8, 8), np.float32), np.zeros(8, np.float32))]

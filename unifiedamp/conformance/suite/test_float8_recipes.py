@@ -66,6 +66,16 @@ def wide(recipe, values, of="input"):
 
 
 @pytest.mark.needs("float8", "emulation")
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "block128", "mxfp8", "mxfp4", "nvfp4", "int8"])
+def test_inf_and_nan_reach_the_output(harness, recipe, bad):
+    """So that the step is skipped; no format takes them for its largest number."""
+    x = uneven(0)
+    x[1, 3] = bad
+    assert not np.isfinite(Layers(harness, recipe, np.ones_like(EYE)).call(x)[1]).any()
+
+
+@pytest.mark.needs("float8", "emulation")
 @pytest.mark.parametrize("recipe", ["rowwise", "block128", "mxfp8", "nvfp4", "int8"])
 def test_two_layers_differentiate_as_an_oracle_in_float64(harness, recipe):
     """All six products, with the rounding to bfloat16 after each."""

@@ -67,6 +67,30 @@ def test_training_is_the_same(harness, form, layers, policy):
         np.testing.assert_allclose(again[name], value, rtol=rounding, atol=rounding, err_msg=name)
 
 
+def test_a_region_without_autocast(harness):
+    """The second pass is in float32 as the first: numbers that bfloat16 rounds."""
+    fine, found = 1.0 + 2.0**-10, []
+    for layers in ([], ["layer*"]):
+        amp = session(harness, policy="mixed_bfloat16", tuning={"checkpoint_layers": layers} if layers else None)
+        weights = [(np.full((1, 1), fine, np.float32), np.zeros(1, np.float32)) for _ in range(2)]
+        with amp.scope():
+            model = harness.mlp(weights)
+            optimizer = harness.sgd([model], 0.5)
+        model, optimizer = amp.prepare(model, optimizer)
+        x, y = (amp.to_native(np.float32([[value]])) for value in (fine, 0.0))
+
+        def loss(amp=amp, model=model, x=x, y=y):
+            with amp.autocast(enabled=False):
+                return harness.mean_square(model(x), y)
+
+        amp.backward(loss, optimizer)
+        amp.step(optimizer)
+        found.append({name: float(np.ravel(value)[0]) for name, value in harness.parameters(model).items()})
+    assert found[0] == found[1]
+    first = next(value for name, value in found[1].items() if "0" in name and "bias" not in name)
+    assert first == pytest.approx(fine - 0.5 * 2 * fine**3 * fine * fine, abs=2.0**-12)
+
+
 @pytest.mark.needs("float32_weights")
 def test_a_layer_of_two_inputs(harness):
     """Gradients reach both through the second pass."""
