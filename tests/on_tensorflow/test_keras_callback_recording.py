@@ -35,7 +35,9 @@ def test_fit_is_recorded(form):
     assert epoch["numbers"]["loss_scale"] == epoch["scale"] == 4.0
 
 
-@pytest.mark.parametrize("form", [*FIT_FORMS, *({"jit_compile": False, "steps_per_execution": n} for n in (2, 4))], ids=str)
+@pytest.mark.parametrize(
+    "form", [*FIT_FORMS, *({"jit_compile": False, "steps_per_execution": n} for n in (2, 4))], ids=str
+)
 def test_losses_are_those_of_the_recorded_steps(form):
     """By weights in float64; Keras itself gives the mean over the epoch so far."""
     gradients = [(1.0, 2.0), (2.0, 1.0), (4.0, 1.0), (3.0, 1.0), (4.0, 1.0), (5.0, 1.0), (-1.0, 0.5), (2.0, 2.0)]

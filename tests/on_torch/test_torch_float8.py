@@ -1,5 +1,6 @@
 """float8 on torch: what the hardware's product wants, tracing, and that layers are found and given back."""
 
+import warnings
 from contextlib import closing
 
 import pytest
@@ -254,6 +255,9 @@ def test_options():
         session("mixed_float8", backend_options={"torch": {"emulate": "yes"}})
     with pytest.warns(ua.errors.PolicyWarning, match="emulate has no effect under policy 'mixed_bfloat16'"):
         session("mixed_bfloat16", backend_options=EMULATE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ua.errors.PolicyWarning)
+        session(schedule={0: "mixed_bfloat16", 9: "mixed_float8"}, backend_options=EMULATE)
     with pytest.raises(ua.PolicyNotSupportedError, match=r"not cpu.*'mixed_bfloat16'.*'mixed_float8;emulate=true'"):
         session("mixed_float8")
     assert session("mixed_float8", backend_options=EMULATE).capabilities.policies["mixed_float8"]

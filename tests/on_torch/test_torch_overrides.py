@@ -199,6 +199,16 @@ def test_a_float32_layer_in_a_mixed_model():
     assert model.high.seen == (LOW, LOW)
 
 
+def test_a_compiled_part_has_the_layer_paths_of_its_own_module():
+    amp = session(ua.Policy(compute_dtype="bfloat16", layer_overrides={"0.high": "float32"}))
+    part = Two()
+    model = amp.prepare(torch.nn.Sequential(torch.compile(part, backend="eager")))
+    with amp.autocast():
+        model(torch.ones(2, 4))
+    assert part.high.seen == (torch.float32, torch.float32)
+    assert part.low.seen == (torch.float32, LOW)
+
+
 def test_a_layer_that_another_tool_wrapped_is_its_own_after_closing():
     """Its forward cannot be put back, since the tool holds the session's."""
     amp = session(ua.Policy(compute_dtype="bfloat16", layer_overrides={"high": "float32"}))

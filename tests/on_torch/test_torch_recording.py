@@ -207,6 +207,14 @@ def test_recomputed_parts_do_not_turn_the_order_of_layers_round():
     assert found["first_gradient"] == "3.weight"
 
 
+def test_a_layer_in_evaluation_mode_is_recorded_in_a_training_step():
+    """Such as batch norm with statistics that stay."""
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
+    model[1].eval()
+    rows = record_one(model, *batch())["activations"]
+    assert ["0", "1"] == [row["layer"] for row in rows if row["place"] == "output" and row["layer"]]
+
+
 def test_a_tensor_written_over_in_place_is_looked_at_again():
     model = nn.Sequential(nn.Linear(8, 4), nn.Hardtanh(-0.25, 0.25, inplace=True))
     rows = record_one(model, *batch())["activations"]

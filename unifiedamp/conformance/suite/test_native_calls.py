@@ -216,6 +216,25 @@ def test_the_scaled_value_differentiated_by_hand(harness):
         assert loop.weights() == [10.0 - 0.5 * count, 10.0 - 1.0 * count]
 
 
+@pytest.mark.needs("accumulation")
+def test_scaled_values_of_a_window_differentiated_by_hand(harness):
+    """Refused, or as right as ``scaled_loss.backward()`` for each."""
+    loop = Loop(harness, accumulate_steps=2)
+
+    def step(loss):
+        with loop.amp.scale_loss(loss, loop.optimizer) as scaled_loss:
+            loop.native_backward(scaled_loss.value)
+        loop.amp.step(loop.optimizer)
+
+    try:
+        for _ in range(4):
+            loop.run(step)
+    except ua.StepOrderError:
+        assert loop.weights() == list(START)
+        return
+    assert loop.weights() == [10.0 - 0.5 * 2, 10.0 - 1.0 * 2]
+
+
 @pytest.mark.needs("master_weights")
 @pytest.mark.parametrize("policy", ["float16", "bfloat16"])
 @pytest.mark.parametrize("then", ["step", "unscale", "gradients", "clip", "discard"])
