@@ -82,6 +82,7 @@ class TorchTraining(Training):
     # -- one step ------------------------------------------------------------------------------------------------
 
     def scale_loss(self, loss: torch.Tensor, optimizers: Sequence[Optimizer]) -> TorchScaledLoss:
+        self._prepared.added.drop_gradients(optimizers)
         return self._scaled(loss, optimizers, self._prepared.inputs(optimizers))
 
     def scale_whole_loss(self, loss: torch.Tensor, optimizers: Sequence[Optimizer]) -> TorchScaledLoss:
