@@ -111,7 +111,7 @@ def check_owned(
             raise errors.PrepareError(
                 f"amp.prepare: {len(unowned)} of the {total} parameters of {type(optimizer).__name__} belong to no "
                 f"prepared model (shapes: {shapes}); make the optimizer from the parameters of the model you prepare, "
-                "and pass that model too"
+                "and pass that model too; put tensors of your own into a module, as by torch.nn.ParameterList([tensor])"
             )
 
 
