@@ -172,6 +172,7 @@ def test_strict_turns_a_mismatch_into_an_error():
         (saved(loss_scale={"kind": "dynamc"}), "loss_scale cannot be read"),
         (saved(policy=4), "policy must be text"),
         ({"weights": 1}, "this is no state of unifiedamp"),
+        ({"model": {"weight": 1}, "amp": saved()}, "its keys are 'amp', 'model'; pass the part 'amp'"),
         ({"loss_scaler0": {}}, "Apex state"),
         ([1], "must be a mapping"),
     ],

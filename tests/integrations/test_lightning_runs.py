@@ -62,6 +62,29 @@ def test_hooks_see_true_gradients_and_steps_of_none_are_left_out():
     assert plugin.amp.applied_steps == 2
 
 
+@pytest.mark.parametrize("settings", [{"policy": "float32"}, {"loss_scale": 256.0}])
+def test_averaging_weights_applies_no_step_without_a_backward_pass(settings):
+    """After the last epoch, Lightning runs another one for batch norms alone, at whose end it would step once more."""
+
+    class Normed(Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(1)
+
+        def training_step(self, batch, batch_idx):
+            self.norm(torch.tensor([[0.0], [1.0]]))
+            return super().training_step(batch, batch_idx)
+
+        def on_train_batch_start(self, batch, batch_idx):
+            self.weight = self.net.weight.item()
+
+    module, plugin = Normed(), AmpPrecision(probes.session(**settings))
+    averaging = pl.callbacks.StochasticWeightAveraging(0.125, swa_epoch_start=1, annealing_epochs=1)
+    probes.quiet_trainer(pl, plugin, max_epochs=3, callbacks=[averaging]).fit(module, batches([1.0, 2.0]))
+    assert plugin.amp.applied_steps == 6
+    assert module.net.weight.item() == module.weight
+
+
 def test_other_loops_run_under_the_policy():
     module, plugin = Module(), AmpPrecision("mixed_float16")
     trainer = probes.quiet_trainer(pl, plugin)

@@ -117,3 +117,14 @@ def test_lazily_conjugated_gradients_are_unscaled():
     expected = wanted.weight.detach() - 0.1 * wanted.weight.grad.resolve_conj()
     assert amp.step(optimizer).applied
     torch.testing.assert_close(model.weight.detach(), expected)
+
+
+@pytest.mark.parametrize("scale", ["none", 4.0])
+def test_a_complex_loss_is_refused(scale):
+    amp = session(loss_scale=scale)
+    model = torch.nn.Linear(2, 1)
+    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.raises(ua.LossError, match=r"the loss is complex64.*loss\.real"):
+        amp.backward(lambda: model(torch.ones(1, 2)).sum() * 1j, optimizer)
+    amp.backward(lambda: (model(torch.ones(1, 2)).sum() * 1j).abs(), optimizer)
+    assert amp.step(optimizer).applied

@@ -257,7 +257,7 @@ def test_options():
         session("mixed_bfloat16", backend_options=EMULATE)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ua.errors.PolicyWarning)
-        session(schedule={0: "mixed_bfloat16", 9: "mixed_float8"}, backend_options=EMULATE)
+        session(None, schedule={0: "mixed_bfloat16", 9: "mixed_float8"}, backend_options=EMULATE)
     with pytest.raises(ua.PolicyNotSupportedError, match=r"not cpu.*'mixed_bfloat16'.*'mixed_float8;emulate=true'"):
         session("mixed_float8")
     assert session("mixed_float8", backend_options=EMULATE).capabilities.policies["mixed_float8"]

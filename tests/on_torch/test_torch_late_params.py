@@ -49,6 +49,30 @@ def test_new_parameters_are_refused(change):
     assert amp.applied_steps == 2
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("policy", ["float32", "bfloat16"])
+@pytest.mark.parametrize("scale", ["none", 4.0])
+def test_added_parameters_are_not_given_what_earlier_losses_left_in_them(scale, policy, accumulate):
+    amp = session(policy, loss_scale=scale, accumulate_steps=accumulate, master_weights=policy == "bfloat16")
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 1, bias=False))
+    model, optimizer = amp.prepare(net, torch.optim.SGD(net[1].parameters(), 0.125))
+
+    def window():
+        for value in range(accumulate):
+            amp.backward(lambda value=value: model(torch.full((1, 2), 1.0 + value)).float().sum(), optimizer)
+            result = amp.step(optimizer)
+        return result
+
+    window()
+    window()
+    optimizer.add_param_group({"params": list(net[0].parameters()), "lr": 0.0625})
+    before = [param.detach().double() for param in net.parameters()]
+    assert window().applied
+    mean = sum(1.0 + value for value in range(accumulate)) / accumulate
+    expected = before[0] - 0.0625 * mean * before[1].reshape(2, 1)
+    assert torch.allclose(net[0].weight.double(), expected, rtol=2.0**-7, atol=2.0**-8)
+
+
 def _of(optimizer):
     return [param for group in optimizer.param_groups for param in group["params"]]
 

@@ -3,7 +3,10 @@
 import pytest
 import torch
 from captured import Trained, assert_same
+from loops import batch, session
 from tape import TapeCapturer
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 import unifiedamp as ua
 from unifiedamp_torch.compiling.capture_context import CaptureContext
@@ -137,3 +140,24 @@ def test_trainers_take_one_policy():
         SessionSource("AmpPlugin", ua.Amp("torch", schedule=schedule), {})
     with pytest.raises(ua.UnsupportedError, match="a trainer takes one policy"):
         SessionSource("AmpPlugin", None, {"schedule": schedule})
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_of_your_own_recompute_under_the_policy_in_force(reentrant):
+    """``torch.utils.checkpoint`` enters torch's autocast again; the overrides are the session's."""
+
+    def trained(run):
+        amp = session(None, schedule={0: "mixed_bfloat16", 1: "mixed_bfloat16;ops=linear:float32"})
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 4)
+        )
+        model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+        x, y = batch()
+        for _ in range(3):
+            amp.backward(lambda: cross_entropy(model[3](run(model[1:3], model[0](x))), y), optimizer)
+            amp.step(optimizer)
+        return [param.detach() for param in model.parameters()]
+
+    again = trained(lambda part, x: checkpoint(part, x, use_reentrant=reentrant))
+    assert all(map(torch.equal, again, trained(lambda part, x: part(x))))

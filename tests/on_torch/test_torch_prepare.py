@@ -23,6 +23,63 @@ def test_an_optimizer_over_another_model_is_refused():
         amp.prepare(mlp(), sgd(mlp()))
 
 
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [
+        (lambda model, optimizer: [model], r"got list; pass each by itself"),
+        (lambda model, optimizer: {"model": model}, r"got dict; pass each by itself"),
+        (lambda model, optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1), r"got StepLR; a scheduler needs no"),
+    ],
+)
+def test_what_is_no_model_is_refused_with_a_hint(wrong, hint):
+    model = mlp()
+    optimizer = sgd(model)
+    with pytest.raises(ua.WrongObjectError, match=hint):
+        session().prepare(model, optimizer, wrong(model, optimizer))
+
+
+@pytest.mark.parametrize(
+    ("context", "message"),
+    [(lambda: torch.device("meta"), r"'0\.weight' of SGD is on the meta"), (torch.inference_mode, "inference_mode")],
+)
+def test_parameters_that_cannot_be_trained_are_refused(context, message):
+    with context():
+        model = mlp()
+    amp = session()
+    with pytest.raises(ua.PrepareError, match=message):
+        amp.prepare(model, sgd(model))
+
+
+def lazy():
+    return torch.nn.Sequential(torch.nn.LazyConv2d(4, 1), torch.nn.Flatten(), torch.nn.LazyLinear(2))
+
+
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [
+        ("bfloat16", {"master_weights": True}),
+        ("float32", {"tuning": ua.Tuning(channels_last=True)}),
+        ("float32", {"tuning": ua.Tuning(fused_optimizer=True)}),
+        ("mixed_float8;emulate=true", {}),
+    ],
+)
+def test_lazy_layers_without_a_shape_are_refused_where_it_is_needed(policy, options):
+    model = lazy()
+    with pytest.raises(ua.PrepareError, match=r"'0\.weight'.*call the model once on a batch"):
+        session(policy, **options).prepare(model, sgd(model))
+
+
+@pytest.mark.parametrize("read", [lambda amp, model: amp.ema(model), lambda amp, model: amp.master_weights(model)])
+def test_lazy_layers_without_a_shape_train_and_cannot_be_read(read):
+    amp, model = session(), lazy()
+    model, optimizer = amp.prepare(model, sgd(model))
+    with pytest.raises(ua.PrepareError, match=r"'0\.weight'.*call the model once on a batch"):
+        read(amp, model)
+    amp.backward(lambda: model(torch.ones(2, 3, 2, 2)).sum(), optimizer)
+    assert amp.step(optimizer).applied
+    read(amp, model)
+
+
 def test_half_parameters_under_a_scaler_are_refused_by_name():
     model = mlp()
     model[3].half()

@@ -212,7 +212,7 @@ def test_a_layer_in_evaluation_mode_is_recorded_in_a_training_step():
     model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
     model[1].eval()
     rows = record_one(model, *batch())["activations"]
-    assert ["0", "1"] == [row["layer"] for row in rows if row["place"] == "output" and row["layer"]]
+    assert [row["layer"] for row in rows if row["place"] == "output" and row["layer"]] == ["0", "1"]
 
 
 def test_a_tensor_written_over_in_place_is_looked_at_again():

@@ -234,3 +234,35 @@ def test_arrays_that_torch_has_no_dtype_for():
     for array in (np.array(["a"]), np.array([object()])):
         with pytest.raises(ua.WrongObjectError, match="amp.to_native: .*numpy's dtype"):
             session().to_native(array)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "mixed_float16;loss_scale=dynamic(initial_scale=1048576.0,growth_interval=2)",
+        "mixed_float8;recipe=delayed;emulate=true",
+        "bfloat16;update=kahan",
+        "mixed_bfloat16;state_dtype=float8",
+    ],
+)
+def test_torchs_default_dtype_changes_nothing(policy, dtype):
+    def trained(default):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(16, 16)
+        amp = session(policy)
+        x = torch.rand(4, 16)
+        torch.set_default_dtype(default)
+        try:
+            model, optimizer = amp.prepare(model, torch.optim.Adam(model.parameters(), 0.01))
+            ema = amp.ema(model, 0.5)
+            for _ in range(3):
+                amp.backward(lambda: model(x).float().square().mean(), optimizer)
+                amp.clip_grad_norm(optimizer, 0.5)
+                amp.step(optimizer)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        return [*amp.master_weights(model).values(), *ema.weights().values(), amp.loss_scale]
+
+    for one, other in zip(trained(dtype), trained(torch.float32), strict=True):
+        assert np.array_equal(one, other)

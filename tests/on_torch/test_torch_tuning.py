@@ -140,6 +140,21 @@ def test_an_optimizer_without_a_fused_form_is_told():
     assert amp.explain().row("tuning.fused_optimizer").effect == "no effect"
 
 
+def test_an_optimizer_of_sparse_gradients_is_not_fused():
+    model = nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 1))
+    amp = ua.Amp("torch", "float32", device="cpu", tuning={"fused_optimizer": True})
+    sparse, dense = [torch.optim.SGD(layer.parameters(), 0.5) for layer in model]
+    with pytest.warns(TuningWarning, match="fused_optimizer has no effect here: it has embeddings with sparse=True"):
+        amp.prepare(model, sparse, dense)
+    assert [bool(each.param_groups[0].get("fused")) for each in (sparse, dense)] == [False, True]
+    before = model[0].weight.detach().clone()
+    amp.backward(lambda: model(torch.tensor([1])).sum(), [sparse, dense])
+    expected = before[1] - 0.5 * model[1].weight.detach()[0]
+    amp.step(sparse)
+    amp.step(dense)
+    assert torch.equal(model[0].weight[1], expected)
+
+
 # -- checkpointing ---------------------------------------------------------------------------------------------------
 
 

@@ -111,7 +111,7 @@ class TrainerPrecision:
         loss = closure()
         if not _is_real(optimizer):
             return loss
-        if loss is None and model.automatic_optimization:
+        if model.automatic_optimization and (loss is None or optimizer not in self._running.pending()):
             return self._leave_out(optimizer, model)
         self._running.unscale(optimizer)
         self._after_closure(model, optimizer)  # type: ignore[attr-defined]  # Lightning's hooks and clipping
@@ -119,7 +119,9 @@ class TrainerPrecision:
         return outcome if loss is None else loss
 
     def _leave_out(self, optimizer: Any, model: Any) -> None:
-        """Leave out a step whose ``training_step`` returned None, with what its window held."""
+        """Leave out a step whose ``training_step`` returned None, with what its window held; and one without a backward
+        pass, in the epoch in which ``StochasticWeightAveraging`` computes batch norms.
+        """
         self._running.discard(optimizer)
         self._after_closure(model, optimizer)  # type: ignore[attr-defined]  # as Lightning does
 

@@ -36,8 +36,14 @@ def read_foreign(raw: Mapping[str, Any]) -> ForeignState:
             return reader(raw)
     raise CheckpointError(
         f"this is no state of unifiedamp, nor of torch's GradScaler, Apex, Keras's LossScaleOptimizer, MXNet's "
-        f"LossScaler, DeepSpeed or Megatron-LM; its keys are {', '.join(sorted(map(shortened, raw))[:8])}"
+        f"LossScaler, DeepSpeed or Megatron-LM; its keys are {', '.join(sorted(map(shortened, raw))[:8])}{_hint(raw)}"
     )
+
+
+def _hint(raw: Mapping[str, Any]) -> str:
+    """Return which part of a whole checkpoint to pass."""
+    parts = [key for key, value in raw.items() if isinstance(value, Mapping) and "schema" in value]
+    return f"; pass the part {shortened(parts[0])}" if parts else ""
 
 
 def _torch(raw: Mapping[str, Any]) -> ForeignState:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import torch
 
@@ -14,13 +14,26 @@ _FLAGS = ("_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")
 """Attributes that an optimizer made with ``fused=True`` sets on itself."""
 
 
-def why_not_fused(optimizer: torch.optim.Optimizer) -> str:
-    """Return why an optimizer has no fused form for its parameters; "" where it has."""
+def sparse_weights(model: torch.nn.Module) -> set[int]:
+    """Return the ids of the parameters that get sparse gradients, which no fused kernel takes."""
+    kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    return {id(layer.weight) for layer in model.modules() if isinstance(layer, kinds) and layer.sparse}
+
+
+def why_not_fused(optimizer: torch.optim.Optimizer, sparse: Container[int] = ()) -> str:
+    """Return why an optimizer has no fused form for its parameters; "" where it has.
+
+    Args:
+        optimizer: the optimizer.
+        sparse: see :func:`sparse_weights`.
+    """
     name = type(optimizer).__name__
     if "fused" not in inspect.signature(type(optimizer).__init__).parameters:
         return f"{name} has no fused form"
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return f"this {name} is differentiable"
+    if any(id(param) in sparse for group in optimizer.param_groups for param in group["params"]):
+        return "it has embeddings with sparse=True, and fused kernels take no sparse gradients"
     reasons = (_rejection_reason(name, param) for group in optimizer.param_groups for param in group["params"])
     return next((reason for reason in reasons if reason), "")
 

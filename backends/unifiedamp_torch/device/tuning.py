@@ -23,7 +23,7 @@ from unifiedamp.backend import (
 from ..layer_paths import modules_by_path
 from . import switches
 from .debug_modes import debug_modes
-from .fused_optimizers import fuse, is_fused, why_not_fused
+from .fused_optimizers import fuse, is_fused, sparse_weights, why_not_fused
 from .kinds import traits
 from .placement import has_images
 
@@ -77,6 +77,7 @@ class TorchTuner(Tuner):
         self._optimizers: dict[str, str] = {}
         self._checkpointed: list[str] = []
         self._biases: list[str] = []
+        self._sparse: set[int] = set()
         self.switches = switches_of(spec.tuning, device)
 
     def support(self) -> dict[str, Support]:
@@ -94,7 +95,7 @@ class TorchTuner(Tuner):
             if is_fused(optimizer):
                 self._optimizers[name] = "it is"
                 continue
-            why = self._optimizers[name] = why_not_fused(optimizer)
+            why = self._optimizers[name] = why_not_fused(optimizer, self._sparse)
             if why:
                 self._warn_without_effect("fused_optimizer", why)
             else:
@@ -104,6 +105,7 @@ class TorchTuner(Tuner):
         """Note the layers of a prepared model that rows name."""
         self._checkpointed += checkpointed
         self._biases += biases_before_norm(model)
+        self._sparse |= sparse_weights(model)
         if self._tuning.channels_last and not has_images(model):
             self._without_images.append(type(model).__name__)
             self._warn_without_effect("channels_last", self._no_images())

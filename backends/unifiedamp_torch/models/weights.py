@@ -12,6 +12,7 @@ from unifiedamp.backend import Weights
 from ..device.arrays import like, whole
 from ..layer_paths import plain_name
 from . import optimizer_state
+from .lazy_layers import refuse_lazy
 
 
 class TrueWeights(Protocol):
@@ -64,6 +65,7 @@ class TorchWeights(Weights):
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    refuse_lazy(model, "weights cannot be read or set")
     for name, tensor in model.state_dict(keep_vars=True).items():
         if isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
             yield plain_name(name), tensor

@@ -83,7 +83,9 @@ class Region(torch.autocast):
                 self._switches.__enter__()
                 switched = True
             native.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            entered.stack.append((native, entered.overrides, self._spare))
+            if entered.stack:
+                _drop_other_casts(self._native[1])
+            entered.stack.append((native, entered.overrides, self._spare, self._native[1]))
             entered.overrides = self._overrides
         except BaseException:  # a signal's: ``with`` does not leave what it could not enter
             found.restore()
@@ -93,8 +95,10 @@ class Region(torch.autocast):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        native, entered.overrides, spare = entered.stack.pop()
+        native, entered.overrides, spare, dtype = entered.stack.pop()
         native.__exit__(*error)
+        if entered.stack:
+            _drop_other_casts(dtype)
         if self._switches is not None:
             self._switches.__exit__()
         spare.append(native)
@@ -104,6 +108,16 @@ class Region(torch.autocast):
     def __reduce__(self) -> Any:
         device_type, dtype, _, cache_enabled = self._native
         return (Region, (device_type, dtype, cache_enabled, self._overrides))
+
+
+def _drop_other_casts(dtype: torch.dtype | None) -> None:
+    """Clear autocast's cache between regions of two dtypes, one inside the other: it would return casts to the other.
+
+    Args:
+        dtype: of the region that is entered or left; None for one without autocast, which casts nothing.
+    """
+    if dtype is not None and any(other not in (None, dtype) for *_, other in entered.stack):
+        torch.clear_autocast_cache()
 
 
 class Inference:

@@ -97,7 +97,9 @@ def cast(
 
 
 def _in_blocks(format: str, tensor: torch.Tensor, _dtype: torch.dtype) -> Scaled:
-    return Scaled(round_blocks(tensor.float(), BLOCK_FORMATS[format]), torch.ones(1, 1, device=tensor.device))
+    return Scaled(
+        round_blocks(tensor.float(), BLOCK_FORMATS[format]), torch.ones(1, 1, dtype=torch.float32, device=tensor.device)
+    )
 
 
 def _by_kernel(

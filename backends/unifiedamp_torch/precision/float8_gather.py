@@ -121,7 +121,9 @@ class GatheredWeights:
 
     def _made(self, held: Any, scales: LayerScales | None) -> ShardedWeight:
         with torch.inference_mode(False):
-            scale, unscale = (torch.ones(1, device=held.device) for _ in range(2))  # cuBLAS reads aligned scales
+            scale, unscale = (
+                torch.ones(1, dtype=torch.float32, device=held.device) for _ in range(2)
+            )  # cuBLAS reads aligned scales
         self._all.append(ShardedWeight(held, scales, self, scale, unscale))
         return self._all[-1]
 
@@ -169,7 +171,7 @@ def _set(weight: ShardedWeight, amax: torch.Tensor, scale: torch.Tensor) -> None
 def _amax(shard: torch.Tensor) -> torch.Tensor:
     """Return the largest magnitude, float32 of shape (1,): 0 without numbers, inf of a nan, which reductions lose."""
     if not shard.numel():
-        return torch.zeros(1, device=shard.device)
+        return torch.zeros(1, dtype=torch.float32, device=shard.device)
     amax = shard.abs().amax().float().reshape(1)
     return torch.where(amax.isfinite(), amax, torch.inf)
 

@@ -81,13 +81,15 @@ class Histories:
     def create(cls, names: Sequence[str], length: int, margin: int, device: torch.device) -> Histories:
         """Return empty histories, and scales of 1."""
         rows = len(names) * len(OPERANDS)
-        scales, amaxes = torch.ones(rows, device=device), [torch.zeros(1, device=device) for _ in range(rows)]
-        limits = torch.tensor(operand_limits(margin) * len(names), device=device)
+        # In float32, whatever torch's default dtype is.
+        history = torch.zeros(rows, length, dtype=torch.float32, device=device)
+        scales, amaxes = history.new_ones(rows), [history.new_zeros(1) for _ in range(rows)]
+        limits = history.new_tensor(operand_limits(margin) * len(names))
         starts = range(0, rows, len(OPERANDS))
         layers = {
             name: LayerScales(scales[at : at + 3], amaxes[at : at + 3]) for at, name in zip(starts, names, strict=True)
         }
-        return cls(layers, torch.zeros(rows, length, device=device), scales, limits, amaxes)
+        return cls(layers, history, scales, limits, amaxes)
 
     def end(self, amax: torch.Tensor, skipped: torch.Tensor | None) -> None:
         """Take the magnitudes of an iteration, of shape (rows,), into the histories."""
@@ -231,9 +233,9 @@ class DelayedScaling:
         """Set the histories, of which the newest iterations are kept; layers that are left out start anew."""
         self._begun = False
         for model in self._models:
-            rows = torch.zeros(len(model.layers), len(OPERANDS), self._length)
+            rows = torch.zeros(len(model.layers), len(OPERANDS), self._length, dtype=torch.float32)
             for at, (name, layer) in enumerate(model.layers.items()):
-                kept = torch.from_numpy(histories[name])[:, : self._length] if name in histories else torch.zeros(3, 0)
+                kept = torch.from_numpy(histories[name])[:, : self._length] if name in histories else rows[0, :, :0]
                 rows[at, :, : kept.shape[1]] = kept
                 layer.seen = layer.ready = bool(kept.any())
                 self._begun |= layer.ready

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -13,6 +13,7 @@ from unifiedamp.backend import match_layers
 
 from ..layer_paths import modules_by_path
 from .layers import Forward
+from .thread_state import entered
 
 _BATCH_NORM = torch.nn.modules.batchnorm._NormBase
 
@@ -34,13 +35,25 @@ class Checkpointed(Forward):
         """Run the layer."""
         if self.removed or not torch.is_grad_enabled():
             return self.plain(*args, **kwargs)
-        if torch.compiler.is_compiling() or not self._norms:
+        if torch.compiler.is_compiling():
             # A compiled graph writes to its buffers once, even if part of it is recomputed.
             return checkpoint(self.plain, *args, use_reentrant=False, **kwargs)
         return checkpoint(self.plain, *args, use_reentrant=False, context_fn=self._contexts, **kwargs)
 
     def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _uncounted(self._norms)
+        return nullcontext(), _again(self._norms, entered.overrides or {})
+
+
+@contextmanager
+def _again(norms: Sequence[Any], overrides: Mapping[str, str]) -> Iterator[None]:
+    """Compute under the op overrides of the first pass; torch enters its autocast again. Batches are not counted."""
+    before = entered.overrides
+    entered.overrides = overrides
+    try:
+        with _uncounted(norms):
+            yield
+    finally:
+        entered.overrides = before
 
 
 @contextmanager

@@ -12,12 +12,16 @@ from typing import NamedTuple
 
 import torch
 
+_Region = tuple[torch.autocast, Mapping[str, str] | None, list[torch.autocast], torch.dtype | None]
+
 
 class _Entered(threading.local):
-    """The native regions that a thread is in, innermost last, and its active op overrides."""
+    """The native regions that a thread is in, innermost last, with what each needs on exit and its dtype (None without
+    autocast), and the thread's active op overrides.
+    """
 
     def __init__(self) -> None:
-        self.stack: list[tuple[torch.autocast, Mapping[str, str] | None, list[torch.autocast]]] = []
+        self.stack: list[_Region] = []
         self.overrides: Mapping[str, str] | None = None
         self.in_compiled_step = False
 

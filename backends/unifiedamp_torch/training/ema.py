@@ -11,6 +11,7 @@ from unifiedamp.backend import Averaging, WeightAverage, errors
 
 from ..device.arrays import like, whole
 from ..layer_paths import plain_name
+from ..models.lazy_layers import refuse_lazy
 from .gradients import dense, parameters
 from .master_weights import Kept
 from .moving import Decay, DeviceMover, Group, HostMover, Mover
@@ -282,8 +283,9 @@ class MovingAverages:
         """Add an average of a model.
 
         Raises:
-            PrepareError: no optimizer trains the model.
+            PrepareError: no optimizer trains the model, or it has lazy layers that have seen no batch.
         """
+        refuse_lazy(model, "amp.ema")
         average = ModelAverage(model, self._prepared, lambda: self._mover(decay), self._change, self._remove)
         if not average.trains:
             raise errors.PrepareError(

@@ -19,6 +19,7 @@ from ..distributed.reduction import check_reduction, reduce_gradients_in
 from ..distributed.shard_states import refuse_other_shards
 from ..distributed.wrapped import called, casting, is_shared, is_wrapped, replicated, sharded
 from ..layer_paths import ParamNames, is_in
+from ..models.lazy_layers import refuse_lazy
 from ..precision import casts, float8_experts, float8_forward, float8_layers, layers, recomputation
 from ..precision.float8_state import Float8State
 from . import prepare_checks as checks
@@ -118,12 +119,14 @@ class Preparation:
         """Refuse what cannot be trained; return each model's layer dtypes and recomputed layers."""
         spec, prepared = self._spec, self._prepared
         checks.check_models(new)
+        self._check_shapes(new)
         checks.check_optimizers(optimizers)
         wide = spec.master_weights or bool(spec.policy.update)
         checks.check_fused(optimizers, "float32" if wide else spec.policy.param_dtype, self._device.type)
         checks.check_dtypes(new, spec.policy, spec.loss_scale.enabled, wide)
         names = prepared.names.with_models(new)
         checks.check_owned(optimizers, names, prepared.masters.model_param)
+        checks.check_trainable(optimizers, lambda param: names.of(prepared.masters.model_param(param)))
         for later in spec.policies:  # so that no switch fails in the middle of a run
             dtypes = [layers.layer_dtypes(model, later, self._device.type) for model in new]
         dtypes = [layers.layer_dtypes(model, spec.policy, self._device.type) for model in new]
@@ -132,6 +135,19 @@ class Preparation:
         checkpointed = [recomputation.choose(model, spec.tuning.checkpoint_layers) for model in new]
         prepared.names = names
         return dtypes, checkpointed
+
+    def _check_shapes(self, new: Sequence[torch.nn.Module]) -> None:
+        """Refuse lazy layers without a shape, where the session looks at shapes or values before the first batch."""
+        float8 = any(policy.compute_dtype == "float8" for policy in self._spec.policies)
+        for model in new:
+            needs = {
+                "master_weights": self._spec.master_weights,
+                "tuning.channels_last": self._images and placement.has_images(model),
+                "tuning.fused_optimizer": self._spec.tuning.fused_optimizer,
+                "float8": float8,
+            }
+            for name in (name for name, needed in needs.items() if needed):
+                refuse_lazy(model, f"amp.prepare with {name}")
 
     def _change(
         self, model: torch.nn.Module, dtypes: Mapping[str, str], recomputed: Mapping[str, torch.nn.Module]

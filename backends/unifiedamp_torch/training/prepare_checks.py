@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from unifiedamp.backend import Policy, errors
 
@@ -49,7 +50,7 @@ def check_optimizers(optimizers: Sequence[Any]) -> None:
         name = type(optimizer).__name__
         if not isinstance(optimizer, Optimizer):
             raise errors.WrongObjectError(
-                f"amp.prepare: expected torch.nn.Module and torch.optim.Optimizer objects, got {name}"
+                f"amp.prepare: expected torch.nn.Module and torch.optim.Optimizer objects, got {name}{_hint(optimizer)}"
             )
         closure = inspect.signature(optimizer.step).parameters.get("closure")
         if isinstance(optimizer, torch.optim.LBFGS) or (closure and closure.default is inspect.Parameter.empty):
@@ -57,6 +58,36 @@ def check_optimizers(optimizers: Sequence[Any]) -> None:
                 f"amp.prepare: {name}.step needs a closure that evaluates the loss several times per step, and no loss "
                 "scale or skipped step has a meaning there; use an optimizer whose step takes no closure"
             )
+
+
+def _hint(given: object) -> str:
+    """Return what to do with an object that is often passed for one to prepare."""
+    if isinstance(given, (list, tuple, dict)):
+        return "; pass each by itself, as in amp.prepare(*models, *optimizers)"
+    if hasattr(given, "step") and hasattr(given, "optimizer"):
+        return "; a scheduler needs no preparing: call amp.step(optimizer, scheduler)"
+    return ""
+
+
+def check_trainable(optimizers: Sequence[Optimizer], name_of: Callable[[torch.Tensor], str]) -> None:
+    """Refuse to train tensors without values, and those that autograd cannot follow.
+
+    Raises:
+        PrepareError: naming the first parameter.
+    """
+    for optimizer in optimizers:
+        for param in parameters(optimizer):
+            if param.is_meta:
+                raise errors.PrepareError(
+                    f"amp.prepare: {name_of(param)!r} of {type(optimizer).__name__} is on the meta device and has no "
+                    "values: call model.to_empty(device=...) and initialize or load the weights, then make the "
+                    "optimizer and prepare both"
+                )
+            if not is_lazy(param) and param.is_inference():
+                raise errors.PrepareError(
+                    f"amp.prepare: {name_of(param)!r} of {type(optimizer).__name__} was made under "
+                    "torch.inference_mode() and cannot be trained; make the model outside of it"
+                )
 
 
 def check_owned(
@@ -80,7 +111,7 @@ def check_owned(
             raise errors.PrepareError(
                 f"amp.prepare: {len(unowned)} of the {total} parameters of {type(optimizer).__name__} belong to no "
                 f"prepared model (shapes: {shapes}); make the optimizer from the parameters of the model you prepare, "
-                "and pass that model too"
+                "and pass that model too; put tensors of your own into a module, as by torch.nn.ParameterList([tensor])"
             )
 
 

@@ -9,6 +9,7 @@ import torch
 from unifiedamp.backend import Policy, errors
 
 from ..layer_paths import ParamNames
+from .added_params import AddedParams
 from .compensations import Compensations
 from .gradients import parameters
 from .late_params import LateParams
@@ -30,6 +31,7 @@ class PreparedObjects:
         names: of the models' parameters.
         compensations: what rounding left out of parameters.
         masters: the master weights.
+        added: parameters that came to the optimizers since.
         late: parameters that came into the models since.
         dtypes: of the parameters, when they were prepared.
         updates: those of bfloat16 parameters without masters.
@@ -42,6 +44,7 @@ class PreparedObjects:
         self._sharing = False  # two optimizers train one parameter
         self.compensations = Compensations(policy.update == "kahan")
         self.masters = MasterWeights(self.compensations)
+        self.added = AddedParams(self.masters.model_param)
         self.late = LateParams(self.optimizers, self.masters.model_param)
         self.dtypes = ParamDtypes(self.masters.model_param, self._name)
         self.updates = WeightUpdates(policy, self.compensations, self._name)
@@ -71,6 +74,7 @@ class PreparedObjects:
         for optimizer in optimizers:
             self._sharing |= any(self._shared(optimizer, other) for other in self.optimizers)
             self.optimizers.append(optimizer)
+            self.added.follow(optimizer)
 
     def check_shared(self, optimizers: Sequence[Optimizer], pending: Callable[[], Sequence[Optimizer]]) -> None:
         """Refuse a loss for optimizers over one parameter: it has one gradient, which cannot hold the windows of both.

@@ -136,13 +136,18 @@ def checked_loss(loss: object) -> torch.Tensor:
     """Return ``loss`` in float32.
 
     Raises:
-        LossError: not a tensor, not a scalar, or not connected to any parameter.
+        LossError: not a tensor, not a scalar, complex, or not connected to any parameter.
     """
     if not isinstance(loss, torch.Tensor):
         raise errors.LossError(f"amp.scale_loss: the loss must be a torch.Tensor, got {type(loss).__name__}")
     if loss.dim():
         raise errors.LossError(
             f"amp.scale_loss: the loss must be a scalar, got shape {tuple(loss.shape)}; reduce it first, as by .mean()"
+        )
+    if loss.is_complex():
+        raise errors.LossError(
+            f"amp.scale_loss: the loss is {str(loss.dtype).removeprefix('torch.')}, and a gradient is that of a real "
+            "number: use its real part or its magnitude, as by loss.real or loss.abs()"
         )
     if not loss.requires_grad:
         raise errors.LossError(

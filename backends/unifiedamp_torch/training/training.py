@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 
@@ -65,7 +64,7 @@ class TorchTraining(Training):
         self._scaler, self._loaded = context.scaler, context.loaded
         self._loss, self._reports = context.loss, context.reports
         self._backward_context = BackwardContext(
-            context.native, self._masters, context.flags, partial(op_choices, spec.policy), switches or None
+            context.native, self._masters, context.flags, lambda: op_choices(spec.policy), switches or None
         )
 
     # -- setting up ----------------------------------------------------------------------------------------------
@@ -82,6 +81,7 @@ class TorchTraining(Training):
     # -- one step ------------------------------------------------------------------------------------------------
 
     def scale_loss(self, loss: torch.Tensor, optimizers: Sequence[Optimizer]) -> TorchScaledLoss:
+        self._prepared.added.drop_gradients(optimizers)
         return self._scaled(loss, optimizers, self._prepared.inputs(optimizers))
 
     def scale_whole_loss(self, loss: torch.Tensor, optimizers: Sequence[Optimizer]) -> TorchScaledLoss:

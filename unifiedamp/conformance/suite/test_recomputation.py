@@ -1,6 +1,7 @@
 """Layers that are recomputed in the backward pass train as they would without, also batch norm and in low precision."""
 
 import functools
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -24,9 +25,9 @@ def recomputes(harness):
         pytest.skip(f"declared: {support.reason}")
 
 
-def trained(harness, form, layers, policy):
-    """Parameters and statistics of a convnet after some steps, by name."""
-    amp = session(harness, form, policy, tuning={"checkpoint_layers": layers} if layers else None)
+def trained(harness, form, layers, policy, region=None, **options):
+    """Parameters and statistics of a convnet after some steps, by name; ``region`` is the policy of the region."""
+    amp = session(harness, form, policy, tuning={"checkpoint_layers": layers} if layers else None, **options)
     with amp.scope():
         model = harness.convnet(0)
         optimizer = harness.sgd([model], 0.1, 0.5)
@@ -36,7 +37,11 @@ def trained(harness, form, layers, policy):
     labels = amp.to_native(rng.integers(0, 10, 8))
 
     def step(images, labels):
-        amp.backward(lambda: harness.cross_entropy(model(images), labels), optimizer)
+        def loss():
+            with amp.autocast(policy=region) if region else nullcontext():
+                return harness.cross_entropy(model(images), labels)
+
+        amp.backward(loss, optimizer)
         amp.step(optimizer)
 
     step = compiled(amp, form, step)
@@ -89,6 +94,27 @@ def test_a_region_without_autocast(harness):
     assert found[0] == found[1]
     first = next(value for name, value in found[1].items() if "0" in name and "bias" not in name)
     assert first == pytest.approx(fine - 0.5 * 2 * fine**3 * fine * fine, abs=2.0**-12)
+
+
+@pytest.mark.needs("float32_weights", "op_overrides", "policy_schedule")
+def test_a_schedule_and_its_overrides_hold_in_the_second_pass(harness):
+    schedule = {0: str(MIXED), 1: str(MIXED.replace(op_overrides=KEPT))}
+    plain, again = [trained(harness, "eager", layers, None, schedule=schedule) for layers in ((), ["conv", "norm"])]
+    for name, value in plain.items():
+        np.testing.assert_array_equal(again[name], value, err_msg=name)
+
+
+@pytest.mark.needs("float32_weights", "op_overrides")
+@pytest.mark.parametrize("own", [{}, KEPT], ids=["plain", "op_overrides"])
+def test_a_regions_overrides_hold_in_the_second_pass(harness, own):
+    region = MIXED.replace(op_overrides={} if own else KEPT)
+    policy = MIXED.replace(op_overrides=own)
+    try:
+        plain, again = [trained(harness, "eager", layers, policy, region) for layers in ((), ["conv", "norm"])]
+    except (ua.UnsupportedError, ua.PolicyNotSupportedError) as refused:
+        pytest.skip(f"refused: {refused}")
+    for name, value in plain.items():
+        np.testing.assert_array_equal(again[name], value, err_msg=name)
 
 
 @pytest.mark.needs("float32_weights")

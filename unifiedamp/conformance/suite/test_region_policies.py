@@ -136,3 +136,23 @@ def test_the_widest_of_two_dtypes(harness, first, second):
     with amp.autocast():
         found = harness.run_op_on(op, (first, second))
     assert found == ("bfloat16" if first == second == "bfloat16" else "float32")
+
+
+@pytest.mark.parametrize("inner", ["mixed_float16", "mixed_bfloat16", "float32"])
+def test_a_model_inside_regions_of_two_policies(harness, inner):
+    """What a layer keeps of its weights in one region is not used in another."""
+    amp = session(harness, "eager", MIXED)
+    model = prepared(amp, harness)
+    x = amp.to_native(batch())
+    try:
+        with amp.autocast(policy=inner):
+            expected = amp.to_numpy(model(x))
+        with amp.autocast():
+            outside = amp.to_numpy(model(x))
+            with amp.autocast(policy=inner):
+                within = amp.to_numpy(model(x))
+            again = amp.to_numpy(model(x))
+    except (ua.UnsupportedError, ua.PolicyNotSupportedError) as refused:
+        pytest.skip(f"refused: {refused}")
+    np.testing.assert_array_equal(within, expected)
+    np.testing.assert_array_equal(again, outside)
