@@ -54,13 +54,15 @@ class DeferredSteps:
         """
         if self.prepared is not None:
             return
-        named = {f"{index}.{getattr(v, 'path', v.name)}": native(v) for index, v in enumerate(variables)}
+        known = {f"{index}.{getattr(v, 'path', v.name)}": v for index, v in enumerate(variables)}
+        named = {name: native(variable) for name, variable in known.items()}
         if replicas_of(list(named.values()), []) != self.replicas:
             raise errors.PrepareError(
                 "LossScaleOptimizer: the optimizer was not made under the strategy that mirrors the model; make both "
                 "inside one 'with strategy.scope():'"
             )
-        self.prepared = PreparedOptimizer(outer, TrainedVariables(inner, named), self.scaler, self.replicas)
+        params = TrainedVariables(inner, named, known=known)
+        self.prepared = PreparedOptimizer(outer, params, self.scaler, self.replicas)
 
     def scale(self, loss: Tensor | Callable[[], Tensor]) -> Any:
         """Return the scaled loss, float32; of a callable, a callable."""
