@@ -52,8 +52,12 @@ class Preparation:
         self, models: Sequence[Model], given: Sequence[Optimizer]
     ) -> tuple[Sequence[Model], Sequence[Optimizer]]:
         """Check everything, then change the objects; see ``Training.prepare``."""
-        given = [optimizers.released(optimizer) for optimizer in given]
+        released = [optimizers.released(optimizer) for optimizer in given]
+        known = {id(optimizer): self._prepared.prepared_before(optimizer) for optimizer in released}
+        given = [optimizer for optimizer in released if known[id(optimizer)] is None]
         prepare_checks.check_objects(models, given, self._spec)
+        for before in filter(None, known.values()):
+            prepare_checks.check_again(before.inner, before.params.named, models)
         self._mode.check_models(models)
         globs = self._spec.tuning.checkpoint_layers
         recomputed = [recomputation.choose(model, globs) for model in models]
@@ -61,15 +65,16 @@ class Preparation:
         for optimizer, named in assigned:
             self._prepared.averaging.check(type(optimizer).__name__, list(named.values()))
         check_distribution("amp.prepare")
-        trained = [v for _, named in assigned for v in named.values()]
+        again = [each.params.named for each in known.values() if each is not None]
+        trained = [v for named in (*again, *(named for _, named in assigned)) for v in named.values()]
         replicas = replicas_of(trained, given, self._spec.reduce_dtype)
         replicas.check_alike(self._spec)
         self._distributed.place(replicas, bool(self._prepared.optimizers))
         self._attach(models, recomputed)
-        known = layers.keras_variables(models)
-        outer = [self._bind(optimizer, named, known) for optimizer, named in assigned]
+        variables = layers.keras_variables(models)
+        bound = {id(optimizer): self._bind(optimizer, named, variables) for optimizer, named in assigned}
         self._undo += [self._fitting.attach(model, replicas) for model in self._prepared.add_models(models)]
-        return list(models), outer
+        return list(models), [(known[id(optimizer)] or bound[id(optimizer)]).outer for optimizer in released]
 
     def _attach(self, models: Sequence[Model], recomputed: Sequence[dict[str, Layer]]) -> None:
         self._mode.attach(models)
@@ -79,12 +84,12 @@ class Preparation:
                 recomputed=list(chosen), biases=biases_before_norm(model), channels_first=channels_first(model)
             )
 
-    def _bind(self, optimizer: Optimizer, named: Named, known: Mapping[int, Variable]) -> Optimizer:
+    def _bind(self, optimizer: Optimizer, named: Named, known: Mapping[int, Variable]) -> PreparedOptimizer:
         applied = {name: known.get(id(variable), variable) for name, variable in named.items()}
         with self._distributed.replicas.scope():
             prepared = self._prepared_optimizer(optimizer, named, applied)
         self._prepared.add_optimizer(prepared)
-        return prepared.outer
+        return prepared
 
     def _prepared_optimizer(self, optimizer: Optimizer, named: Named, applied: Named) -> PreparedOptimizer:
         """Build the optimizer's variables, before any ``tf.cond`` is traced, and return it prepared."""
