@@ -93,10 +93,7 @@ class DeferredSteps:
         assert self.prepared is not None
         scaled, finite = self.fitting, self._finite if self._home is current_home() else None
         if self.loss_scaled and not self.unscaled:
-            raise errors.StepOrderError(
-                "apply_gradients: the loss was scaled by get_scaled_loss; give the gradients to get_unscaled_gradients "
-                "before they are applied"
-            )
+            raise optimizers.scaled_gradients()
         self.loss_scaled = self.unscaled = self.fitting = False
         self._finite = self._home = None
         self.steps.end_fit(self.prepared, pairs if finite is None else _marked(pairs, finite), scaled)
