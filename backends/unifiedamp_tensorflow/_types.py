@@ -62,6 +62,7 @@ class Variable(Tensor, Protocol):
     device: str
     handle: Tensor
     aggregation: Any
+    constraint: Callable[[Any], Any] | None
 
     def read_value(self) -> Tensor:
         """Read the value at this point of the program."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -193,6 +193,22 @@ def slot_name(slot: Variable) -> str:
 def decays(optimizer: Optimizer, variable: Variable) -> bool:
     """Whether an optimizer's weight decay is for a variable too."""
     return bool(optimizer._use_weight_decay(variable))
+
+
+def exclude_alike(optimizer: Optimizer, variable: Variable, other: Variable) -> None:
+    """Exclude a variable from an optimizer's weight decay where another one was excluded by itself."""
+    excluded, key = getattr(optimizer, "_exclude_from_weight_decay", ()), optimizer._var_key(variable)
+    if key in excluded:
+        optimizer._exclude_from_weight_decay = type(excluded)([*excluded, optimizer._var_key(other)])
+
+
+def constrain(variable: Any, constraint: Callable[[Any], Any] | None) -> None:
+    """Have optimizers apply a constraint after each update of a variable, on each replica."""
+    if hasattr(variable, "path"):
+        variable.constraint = constraint
+        return
+    for copy in variable.values if isinstance(variable, tf.distribute.DistributedValues) else (variable,):
+        copy._constraint = constraint
 
 
 def own_method(optimizer: Optimizer, name: str) -> bool:

@@ -123,3 +123,19 @@ def test_a_loop_that_forgets_to_scale_is_refused():
     with pytest.raises(ua.StepOrderError, match=r"apply_gradients: .*optimizer\.scale_loss\(loss\)"):
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
     assert amp.applied_steps == 0
+
+
+@pytest.mark.skipif(SCALES_LOSS, reason="Keras 3 divides them itself")
+def test_a_loop_that_forgets_to_unscale_is_refused():
+    amp, model, optimizer = prepared("float32", loss_scale=8.0)
+    x, y = batch(4)
+    before = weights(model)
+    with tf.GradientTape() as tape:
+        loss = optimizer.get_scaled_loss(mean_square(model(x), y))
+    gradients = tape.gradient(loss, model.trainable_variables)
+    with pytest.raises(ua.StepOrderError, match=r"give its gradients to optimizer\.get_unscaled_gradients"):
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    for value, start in zip(weights(model), before, strict=True):
+        np.testing.assert_array_equal(value, start)
+    optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(gradients), model.trainable_variables, strict=True))
+    assert amp.applied_steps == 1

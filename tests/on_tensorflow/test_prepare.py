@@ -38,6 +38,24 @@ def test_a_built_optimizer_keeps_its_variables_and_the_other_takes_the_rest():
     assert all((now == then).all() for now, then in zip(first.get_weights(), before, strict=True))
 
 
+@pytest.mark.parametrize("scale", ["none", 4.0])
+def test_an_optimizer_is_bound_once(scale):
+    """A notebook's cell that runs again: the given optimizer and the returned one lead to the same."""
+    amp, given, model = session(loss_scale=scale), keras.optimizers.SGD(0.1), mlp()
+    model, optimizer = amp.prepare(model, given)
+    for again in (given, optimizer):
+        assert amp.prepare(model, again) == (model, optimizer)
+    other = keras.optimizers.SGD(0.1)
+    with pytest.raises(ua.PrepareError, match=r"another optimizer of this session trains them already: to replace it"):
+        amp.prepare(model, other)
+    with pytest.raises(ua.PrepareError, match="was built for variables that no given model has"):
+        amp.prepare(mlp(), optimizer)
+    x, y = batch()
+    amp.backward(lambda: mean_square(model(x), y), optimizer)
+    assert amp.step(optimizer).applied
+    assert (amp.applied_steps, int(given.iterations)) == (1, 1)
+
+
 def test_names_tell_two_models_apart():
     amp = session()
     optimizer = keras.optimizers.SGD(0.1)

@@ -33,6 +33,12 @@ def own_weights(layer: Layer) -> list[Variable]:
     return [v for v in map(native, layer.weights) if id(v) not in inner]
 
 
+def keras_variables(models: Iterable[Model]) -> dict[int, Variable]:
+    """Return id of a trainable ``tf.Variable`` → Keras's variable of it, which has the constraint in Keras 3."""
+    found = (variable for model in models for _, layer in walk(model) for variable in layer.trainable_weights)
+    return {id(native(variable)): variable for variable in found}
+
+
 def last_function(layer: Layer) -> str:
     """Return the name of the activation function that a layer applies last; empty for none."""
     known = isinstance(layer, (tf.keras.layers.Dense, tf.keras.layers.Activation)) or hasattr(layer, "kernel_size")

@@ -54,13 +54,15 @@ class DeferredSteps:
         """
         if self.prepared is not None:
             return
-        named = {f"{index}.{getattr(v, 'path', v.name)}": native(v) for index, v in enumerate(variables)}
+        known = {f"{index}.{getattr(v, 'path', v.name)}": v for index, v in enumerate(variables)}
+        named = {name: native(variable) for name, variable in known.items()}
         if replicas_of(list(named.values()), []) != self.replicas:
             raise errors.PrepareError(
                 "LossScaleOptimizer: the optimizer was not made under the strategy that mirrors the model; make both "
                 "inside one 'with strategy.scope():'"
             )
-        self.prepared = PreparedOptimizer(outer, TrainedVariables(inner, named), self.scaler, self.replicas)
+        params = TrainedVariables(inner, named, known=known)
+        self.prepared = PreparedOptimizer(outer, params, self.scaler, self.replicas)
 
     def scale(self, loss: Tensor | Callable[[], Tensor]) -> Any:
         """Return the scaled loss, float32; of a callable, a callable."""
@@ -91,10 +93,7 @@ class DeferredSteps:
         assert self.prepared is not None
         scaled, finite = self.fitting, self._finite if self._home is current_home() else None
         if self.loss_scaled and not self.unscaled:
-            raise errors.StepOrderError(
-                "apply_gradients: the loss was scaled by get_scaled_loss; give the gradients to get_unscaled_gradients "
-                "before they are applied"
-            )
+            raise optimizers.scaled_gradients()
         self.loss_scaled = self.unscaled = self.fitting = False
         self._finite = self._home = None
         self.steps.end_fit(self.prepared, pairs if finite is None else _marked(pairs, finite), scaled)

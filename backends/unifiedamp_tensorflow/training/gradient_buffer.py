@@ -211,8 +211,8 @@ class GradientBuffer:
 
     def pairs(self) -> list[tuple[Gradient, Variable]]:
         """Return what an optimizer applies: (gradient, variable), without those frozen since their gradient came."""
-        training, trained = self._params.training(), self._params.trained
-        return [(gradient, trained[name]) for name, gradient in self.present.items() if name in training]
+        training, applied = self._params.training(), self._params.applied
+        return [(gradient, applied[name]) for name, gradient in self.present.items() if name in training]
 
     # -- conditions ----------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from .. import patches
 from .._types import Gradient, Named, Optimizer, Variable
 from ..distributed.replicas import Replicas
-from ..internals import native
+from ..internals import constrain, exclude_alike, native
 
 LOW = (tf.float16, tf.bfloat16)
 
@@ -23,21 +23,24 @@ class MasterWeights:
 
     Args:
         optimizer: a Keras optimizer that has no variables yet; it is built here.
-        named: name → the model's parameter.
+        named: name → the model's parameter, as Keras knows it.
         replicas: where the model trains; each has copies of both.
 
     Attributes:
-        trained: name → what the optimizer trains: the master where there is one, else the parameter itself.
+        applied: name → what the optimizer trains: the master where there is one, else the parameter itself.
+        trained: the same as ``tf.Variable``.
     """
 
     def __init__(self, optimizer: Optimizer, named: Named, replicas: Replicas) -> None:
         self._replicas = replicas
-        self._model_params = {name: variable for name, variable in named.items() if variable.dtype in LOW}
-        self.trained: Named = {
-            name: native(_master(optimizer, variable)) if name in self._model_params else variable
+        params = {name: native(variable) for name, variable in named.items()}
+        self._model_params = {name: variable for name, variable in params.items() if variable.dtype in LOW}
+        self.applied: Named = {
+            name: _master(optimizer, variable) if name in self._model_params else variable
             for name, variable in named.items()
         }
-        optimizer.build(list(self.trained.values()))
+        self.trained: Named = {name: native(variable) for name, variable in self.applied.items()}
+        optimizer.build(list(self.applied.values()))
         # Keras 2 lists no variable that it did not make for a slot; as an attribute, checkpoints find them.
         patches.track(optimizer, "_amp_masters", [self.trained[name] for name in self._model_params])
 
@@ -60,5 +63,7 @@ def _set_rounded(param: Variable, master: Variable) -> None:
 def _master(optimizer: Optimizer, variable: Variable) -> Variable:
     name = f"{variable.name.partition(':')[0].rpartition('/')[2]}_master"
     master = optimizer.add_variable(shape=variable.shape, dtype="float32", initializer="zeros", name=name)
-    master.assign(tf.cast(variable, tf.float32))
+    master.assign(tf.cast(native(variable), tf.float32))
+    constrain(master, variable.constraint)
+    exclude_alike(optimizer, variable, master)
     return master

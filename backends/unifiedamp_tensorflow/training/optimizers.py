@@ -92,6 +92,14 @@ def unscaled_gradients(call: str) -> errors.StepOrderError:
     )
 
 
+def scaled_gradients() -> errors.StepOrderError:
+    """Return the error for gradients of a scaled loss that were not divided by the scale (Keras 2)."""
+    return errors.StepOrderError(
+        "optimizer.apply_gradients: the loss was scaled by get_scaled_loss; give its gradients to "
+        "optimizer.get_unscaled_gradients before they are applied"
+    )
+
+
 class _ScalingLoss(NativeBase):
     """A Keras 3 optimizer under a session's loss scale.
 
@@ -177,6 +185,8 @@ class _UnscalingGradients(NativeBase):
         """Apply unscaled gradients, or skip them."""
         if self._amp_accumulate > 1 and not self._loss_has_been_scaled:
             raise unscaled_gradients("get_scaled_loss")
+        if self._loss_has_been_scaled and not self._gradients_have_been_unscaled:
+            raise scaled_gradients()
         pairs = list(grads_and_vars)
         with tf.init_scope():
             self.build([variable for _, variable in pairs])

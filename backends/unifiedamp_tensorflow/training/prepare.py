@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from unifiedamp.backend import SessionSpec
 
-from .._types import Layer, Model, Named, Optimizer
+from .._types import Layer, Model, Named, Optimizer, Variable
 from ..device.tuning import TensorFlowTuner
 from ..distributed.distributed import TensorFlowDistributed
 from ..distributed.strategies import check_distribution, replicas_of
 from ..internals import is_built
 from ..models.layout import biases_before_norm, channels_first
-from ..precision import recomputation
+from ..precision import layers, recomputation
 from ..precision.modes import Mode
 from . import optimizers, prepare_checks, saved_state
 from .fit import Fitting
@@ -52,8 +52,12 @@ class Preparation:
         self, models: Sequence[Model], given: Sequence[Optimizer]
     ) -> tuple[Sequence[Model], Sequence[Optimizer]]:
         """Check everything, then change the objects; see ``Training.prepare``."""
-        given = [optimizers.released(optimizer) for optimizer in given]
+        released = [optimizers.released(optimizer) for optimizer in given]
+        known = {id(optimizer): self._prepared.prepared_before(optimizer) for optimizer in released}
+        given = [optimizer for optimizer in released if known[id(optimizer)] is None]
         prepare_checks.check_objects(models, given, self._spec)
+        for before in filter(None, known.values()):
+            prepare_checks.check_again(before.inner, before.params.named, models)
         self._mode.check_models(models)
         globs = self._spec.tuning.checkpoint_layers
         recomputed = [recomputation.choose(model, globs) for model in models]
@@ -61,14 +65,16 @@ class Preparation:
         for optimizer, named in assigned:
             self._prepared.averaging.check(type(optimizer).__name__, list(named.values()))
         check_distribution("amp.prepare")
-        trained = [v for _, named in assigned for v in named.values()]
+        again = [each.params.named for each in known.values() if each is not None]
+        trained = [v for named in (*again, *(named for _, named in assigned)) for v in named.values()]
         replicas = replicas_of(trained, given, self._spec.reduce_dtype)
         replicas.check_alike(self._spec)
         self._distributed.place(replicas, bool(self._prepared.optimizers))
         self._attach(models, recomputed)
-        outer = [self._bind(optimizer, named) for optimizer, named in assigned]
+        variables = layers.keras_variables(models)
+        bound = {id(optimizer): self._bind(optimizer, named, variables) for optimizer, named in assigned}
         self._undo += [self._fitting.attach(model, replicas) for model in self._prepared.add_models(models)]
-        return list(models), outer
+        return list(models), [(known[id(optimizer)] or bound[id(optimizer)]).outer for optimizer in released]
 
     def _attach(self, models: Sequence[Model], recomputed: Sequence[dict[str, Layer]]) -> None:
         self._mode.attach(models)
@@ -78,24 +84,27 @@ class Preparation:
                 recomputed=list(chosen), biases=biases_before_norm(model), channels_first=channels_first(model)
             )
 
-    def _bind(self, optimizer: Optimizer, named: Named) -> Optimizer:
+    def _bind(self, optimizer: Optimizer, named: Named, known: Mapping[int, Variable]) -> PreparedOptimizer:
+        applied = {name: known.get(id(variable), variable) for name, variable in named.items()}
         with self._distributed.replicas.scope():
-            prepared = self._prepared_optimizer(optimizer, named)
+            prepared = self._prepared_optimizer(optimizer, named, applied)
         self._prepared.add_optimizer(prepared)
-        return prepared.outer
+        return prepared
 
-    def _prepared_optimizer(self, optimizer: Optimizer, named: Named) -> PreparedOptimizer:
+    def _prepared_optimizer(self, optimizer: Optimizer, named: Named, applied: Named) -> PreparedOptimizer:
         """Build the optimizer's variables, before any ``tf.cond`` is traced, and return it prepared."""
         spec = self._spec
-        masters = MasterWeights(optimizer, named, self._distributed.replicas) if spec.master_weights else None
+        masters = MasterWeights(optimizer, applied, self._distributed.replicas) if spec.master_weights else None
         updates = (
-            WeightUpdates(optimizer, named, spec.policy) if spec.policy.update or spec.policy.state_dtype else None
+            WeightUpdates(optimizer, named, applied, spec.policy)
+            if spec.policy.update or spec.policy.state_dtype
+            else None
         )
         if not is_built(optimizer):
-            optimizer.build(list(named.values()))
-        outer = self._outer(optimizer, named)
+            optimizer.build(list(applied.values()))
+        outer = self._outer(optimizer, applied)
         params = TrainedVariables(
-            optimizer, named, spec.accumulate_steps, masters, self._prepared.trainability, updates
+            optimizer, named, spec.accumulate_steps, masters, self._prepared.trainability, updates, applied
         )
         window = None if params.accumulators is None else FitWindow(params.accumulators, spec.accumulate_steps)
         prepared = PreparedOptimizer(outer, params, self._scaler, self._distributed.replicas, window)
@@ -107,7 +116,7 @@ class Preparation:
                 self._undo.append(updates.refuse_native())
         return prepared
 
-    def _outer(self, optimizer: Optimizer, named: Named) -> Optimizer:
+    def _outer(self, optimizer: Optimizer, applied: Named) -> Optimizer:
         """Return what users hold: the optimizer itself where a step does nothing else than its own."""
         spec, scaler = self._spec, self._scaler
         own = spec.master_weights or spec.policy.update or spec.policy.state_dtype or spec.reduce_dtype
@@ -117,7 +126,7 @@ class Preparation:
             return optimizer
         kind = optimizers.prepared_class()
         outer: Optimizer = kind(optimizer, scaler or DeviceScaler(spec.loss_scale, True), spec.accumulate_steps)
-        outer.build(list(named.values()))
+        outer.build(list(applied.values()))
         return outer
 
     def close(self) -> None:

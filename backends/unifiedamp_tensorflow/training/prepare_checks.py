@@ -109,15 +109,16 @@ def assign_parameters(
     """
     named = layers.parameters(models)
     taken = set(owned)
+    trained = any(id(variable) in taken for variable in named.values())
     built = [(optimizer, _own(optimizer, named)) for optimizer in given if is_built(optimizer)]
     taken |= {id(variable) for _, own in built for variable in own.values()}
     rest = [optimizer for optimizer in given if not is_built(optimizer)]
-    shares = _shares(models, rest, {name: v for name, v in named.items() if id(v) not in taken})
+    shares = _shares(models, rest, {name: v for name, v in named.items() if id(v) not in taken}, trained)
     found = {id(o): own for o, own in [*built, *zip(rest, shares, strict=True)]}
     return [(optimizer, found[id(optimizer)]) for optimizer in given]
 
 
-def _shares(models: Sequence[Model], rest: Sequence[Optimizer], free: Named) -> list[Named]:
+def _shares(models: Sequence[Model], rest: Sequence[Optimizer], free: Named, trained: bool) -> list[Named]:
     if len(rest) <= 1:
         shares = [free] * len(rest)
     elif len(rest) == len(models):
@@ -131,8 +132,13 @@ def _shares(models: Sequence[Model], rest: Sequence[Optimizer], free: Named) -> 
     for optimizer, share in zip(rest, shares, strict=True):
         if not share:
             raise errors.PrepareError(
-                f"amp.prepare: no trainable variable is left for this {type(optimizer).__name__}; give the model it "
-                "trains, with trainable layers"
+                f"amp.prepare: no trainable variable is left for this {type(optimizer).__name__}"
+                + (
+                    ", since another optimizer of this session trains them already: to replace it, close the session "
+                    "(amp.close()) and prepare the model and the new optimizer with another one"
+                    if trained
+                    else "; give the model it trains, with trainable layers"
+                )
             )
     return shares
 
@@ -141,13 +147,26 @@ def _own(optimizer: Optimizer, named: Named) -> Named:
     by_id = {id(variable): name for name, variable in named.items()}
     known, foreign = built_for(optimizer, named)
     variables = [native(variable) for variable in known]
-    foreign += [variable.name for variable in variables if id(variable) not in by_id]
+    _refuse_foreign(optimizer, foreign + [variable.name for variable in variables if id(variable) not in by_id])
+    return {by_id[id(variable)]: variable for variable in variables}
+
+
+def check_again(optimizer: Optimizer, trained: Named, models: Sequence[Model]) -> None:
+    """Refuse an optimizer that the session prepared before, if it comes without the model that it trains.
+
+    Raises:
+        PrepareError: naming the variables.
+    """
+    present = {id(variable) for variable in layers.parameters(models, layers.own_weights).values()}
+    _refuse_foreign(optimizer, [variable.name for variable in trained.values() if id(variable) not in present])
+
+
+def _refuse_foreign(optimizer: Optimizer, foreign: Sequence[str]) -> None:
     if foreign:
         raise errors.PrepareError(
             f"amp.prepare: this {type(optimizer).__name__} was built for variables that no given model has "
             f"({errors.first_names(foreign)}); prepare the model they belong to with it"
         )
-    return {by_id[id(variable)]: variable for variable in variables}
 
 
 def _check_dtypes(named: Named, spec: SessionSpec) -> None:

@@ -59,6 +59,10 @@ class PreparedObjects:
         self.models += new
         return new
 
+    def prepared_before(self, optimizer: Optimizer) -> PreparedOptimizer | None:
+        """Return what is kept of an optimizer that users hold, or that they gave; None for a new one."""
+        return next((each for each in self.optimizers if optimizer is each.outer or optimizer is each.inner), None)
+
     def find(self, optimizer: Optimizer) -> PreparedOptimizer:
         """Return what is kept of the optimizer that users hold."""
         return self._by_id[id(optimizer)]

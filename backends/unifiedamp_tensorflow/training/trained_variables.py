@@ -24,21 +24,24 @@ class TrainedVariables:
         masters: float32 master weights, which the optimizer was built over; None without.
         trainability: which parameters train now; None where the caller that makes the gradients decides.
         updates: the updates of bfloat16 parameters that are rounded; None without.
+        known: name → parameter as Keras knows it; None for ``named``.
 
     Attributes:
         names: of the parameters, in order.
         trained: name → what the optimizer trains: a parameter, or its master.
+        applied: the same as the optimizer gets it, in Keras 3 with its constraint.
         accumulators: name → variable, for windows of several micro-batches; None for others.
         condition: bool variable: whether the step of such a window is dropped; None for others.
     """
 
     def __init__(
         self, optimizer: Optimizer, named: Named, accumulate: int = 1, masters: MasterWeights | None = None,
-        trainability: Trainability | None = None, updates: WeightUpdates | None = None,
+        trainability: Trainability | None = None, updates: WeightUpdates | None = None, known: Named | None = None,
     ) -> None:  # fmt: skip
         self.optimizer, self.named, self.names = optimizer, named, list(named)
         self.masters, self.updates, self._trainability = masters, updates, trainability
         self.trained: Mapping[str, Variable] = named if masters is None else masters.trained
+        self.applied = masters.applied if masters is not None else named if updates is not None else known or named
         self._complex_on_gpu = complex_on_gpu(self.trained)
         self.accumulators = self._make_accumulators() if accumulate > 1 else None
         self.condition = _condition() if accumulate > 1 else None

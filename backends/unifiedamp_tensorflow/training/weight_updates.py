@@ -40,6 +40,7 @@ class WeightUpdates:
         optimizer: a Keras optimizer that has no variables yet; it is built here, with slots in float32 or
             the policy's ``state_dtype``.
         named: name → the model's parameter.
+        known: name → the same as Keras knows it.
         policy: the session's.
 
     Attributes:
@@ -50,7 +51,7 @@ class WeightUpdates:
         count: int64 variable: how many updates were rounded.
     """
 
-    def __init__(self, optimizer: Optimizer, named: Named, policy: Policy) -> None:
+    def __init__(self, optimizer: Optimizer, named: Named, known: Named, policy: Policy) -> None:
         self.optimizer, self._policy = optimizer, policy
         low = {name: variable for name, variable in named.items() if variable.dtype == tf.bfloat16}
         self.rounded: Named = low if policy.update else {}
@@ -59,8 +60,11 @@ class WeightUpdates:
         self.count = replica_counter("rounded_updates")
         self._key = replica_counter("update_key")
         self._rounding = self._takes_values = False
-        _build(optimizer, list(named.values()), policy.state_dtype or "float32")
+        _build(optimizer, list(known.values()), policy.state_dtype or "float32")
         self.moments = Moments(optimizer, named, policy)
+        # Keras 2's own loop finds a constraint at the tf.Variable; Keras 3's does not, and gets these.
+        unknown = {name: variable for name, variable in known.items() if variable is not named[name]}
+        self._constraints = {name: v.constraint for name, v in unknown.items() if v.constraint is not None}
         self._names = {optimizer._var_key(variable): name for name, variable in named.items()}
 
     def refuse_native(self) -> Callable[[], None]:
@@ -128,15 +132,21 @@ class WeightUpdates:
                 if name not in self.rounded:
                     self._decay(variable)
                     update(gradient, variable, *rest)
+                    if name in self._constraints:
+                        variable.assign(self._constraints[name](variable), read_value=False)
                     return
                 before = self.true(name, variable)
                 value: Any = Float32Value(variable, self.optimizer._var_key(variable), before)
                 self._decay(value)
                 update(tf.cast(tf.convert_to_tensor(gradient), tf.float32), value, *rest)
                 self._takes_values = self._takes_values or value.read_value() is not before
-                self.set(name, variable, value.read_value(), self._step)
+                self.set(name, variable, self._constrained(name, value.read_value()), self._step)
 
         return update_step
+
+    def _constrained(self, name: str, values: Tensor) -> Tensor:
+        constraint = self._constraints.get(name)
+        return values if constraint is None else constraint(values)
 
     def _step(self) -> Tensor:
         return tf.cast(first_copy(self._key).read_value(), tf.uint32)
