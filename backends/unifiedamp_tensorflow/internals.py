@@ -197,9 +197,10 @@ def decays(optimizer: Optimizer, variable: Variable) -> bool:
 
 def exclude_alike(optimizer: Optimizer, variable: Variable, other: Variable) -> None:
     """Exclude a variable from an optimizer's weight decay where another one was excluded by itself."""
-    excluded, key = getattr(optimizer, "_exclude_from_weight_decay", ()), optimizer._var_key(variable)
-    if key in excluded:
-        optimizer._exclude_from_weight_decay = type(excluded)([*excluded, optimizer._var_key(other)])
+    own: Any = optimizer
+    excluded: Any = getattr(own, "_exclude_from_weight_decay", ())
+    if own._var_key(variable) in excluded:
+        own._exclude_from_weight_decay = type(excluded)([*excluded, own._var_key(other)])
 
 
 def constrain(variable: Any, constraint: Callable[[Any], Any] | None) -> None:
