@@ -12,6 +12,7 @@ from tape import TapeCapturer
 import unifiedamp as ua
 from unifiedamp_torch.compiling.captured_step import MOST_GRAPHS, WARM_UP
 from unifiedamp_torch.compiling.shared_models import SharedModels
+from unifiedamp_torch.training.steps import check_capturable
 
 
 def test_a_step_that_the_host_takes_part_in_says_which_line(monkeypatch):
@@ -43,6 +44,22 @@ def test_an_optimizer_that_the_host_steps_is_named(monkeypatch):
         run.feed(9)
     run.feed(10)
     assert run.amp.applied_steps == WARM_UP + 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "sparse", "says"),
+    [
+        ("RMSprop", False, r'this RMSprop \(RMSprop has no fused form\); amp.compile\(mode="max"\) compiles it'),
+        ("SGD", True, r"this SGD \(it has embeddings with sparse=True, and fused kernels take no sparse gradients\)$"),
+        ("SGD", False, r"this SGD; make it with fused=True$"),
+    ],
+)
+def test_it_is_said_what_makes_a_step_capturable(kind, sparse, says):
+    table = torch.nn.Embedding(4, 2, sparse=sparse)
+    optimizer = getattr(torch.optim, kind)(table.parameters(), lr=0.1)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(ua.UnsupportedError, match=says):
+        check_capturable(optimizer, ready=False)
 
 
 def test_under_strict_it_is_an_error(monkeypatch):

@@ -52,11 +52,20 @@ def test_op_overrides_are_refused_without_a_dispatch_key(monkeypatch):
         session(ua.Policy(compute_dtype="bfloat16", op_overrides={"softmax": "compute"}))
 
 
-def test_an_optimizer_without_a_kernel_on_the_device_is_not_fused(monkeypatch):
+@pytest.mark.parametrize(
+    "traits",
+    [
+        {"fused_optimizers": frozenset({"Adam"})},
+        {"fused_optimizers": None, "unfused_optimizers": kinds.TRAITS["cuda"].unfused_optimizers},
+    ],
+)
+def test_an_optimizer_without_a_kernel_on_the_device_is_not_fused(monkeypatch, traits):
+    """torch has no kernel of Adagrad on CUDA."""
     optimizer = torch.optim.Adagrad(mlp().parameters())
     assert why_not_fused(optimizer) == ""
-    monkeypatch.setitem(kinds.TRAITS, "cpu", replace(kinds.TRAITS["cpu"], fused_optimizers=frozenset({"Adam"})))
+    monkeypatch.setitem(kinds.TRAITS, "cpu", replace(kinds.TRAITS["cpu"], **traits))
     assert why_not_fused(optimizer).startswith("Adagrad is not fused on cpu")
+    assert why_not_fused(torch.optim.Adam(mlp().parameters())) == ""
 
 
 @pytest.mark.parametrize("bad", [None, math.inf, -math.inf, math.nan])

@@ -9,6 +9,7 @@ from torch._dynamo.utils import counters
 import unifiedamp as ua
 from unifiedamp_torch.compiling.compile import ready_dynamo
 from unifiedamp_torch.compiling.device_learning_rates import DeviceLearningRates
+from unifiedamp_torch.device.fused_optimizers import sparse_weights
 from unifiedamp_torch.device.placement import steps_to_device
 from unifiedamp_torch.training.compiled_update import MOST_TENSORS, TRACEABLE, CompiledUpdate, compiles, traceable
 from unifiedamp_torch.training.kernel_skips import skips_in_kernel, step_in_kernel
@@ -75,6 +76,16 @@ def test_a_compiled_step_is_the_optimizers_own_or_nothing(kind):
 
 
 MANY = [(3,)] * (MOST_TENSORS + 1)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_sparse_gradients_go_to_no_fused_kernel(sparse):
+    model = torch.nn.ModuleList([torch.nn.Embedding(4, 2, sparse=sparse) for _ in MANY])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rates = DeviceLearningRates(torch.device("cpu"))
+    kept = rates.install([optimizer], compiled=True, sparse=sparse_weights(model))
+    assert bool(optimizer.param_groups[0]["fused"]) is not sparse
+    rates.restore(kept)
 
 
 @pytest.mark.parametrize("kind", ["Adam", "AdamW", "SGD"])

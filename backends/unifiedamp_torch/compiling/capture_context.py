@@ -85,7 +85,8 @@ class CaptureContext:
         steps = self.steps.steps
         before = steps.updates
         try:
-            self.rates.install(self.steps.prepared.optimizers, updates is not None, kept)
+            prepared = self.steps.prepared
+            self.rates.install(prepared.optimizers, updates is not None, kept, prepared.sparse)
             steps.use_updates(updates)
             yield
         finally:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
+from ..device.fused_optimizers import why_not_fused
 from ..device.kinds import traits
 from ..device.placement import steps_to_device
 from ..training import compiled_update
@@ -34,6 +35,7 @@ class DeviceLearningRates:
         optimizers: Sequence[Optimizer],
         compiled: bool,
         kept: Kept | None = None,
+        sparse: Container[int] = (),
     ) -> Kept:
         """Make optimizers read learning rates from the device, and pass their check for captures.
 
@@ -41,6 +43,7 @@ class DeviceLearningRates:
             optimizers: the session's.
             compiled: set also what a compiled step needs, or the fused kernel in place of one.
             kept: what :meth:`restore` needs is added here, so that it exists after an interruption too.
+            sparse: ids of the parameters that get sparse gradients.
 
         Returns:
             The same list.
@@ -49,6 +52,7 @@ class DeviceLearningRates:
         for optimizer in optimizers:
             fits = compiled and compiled_update.compiles(optimizer)
             fuses = compiled and not fits and compiled_update.traceable(optimizer)
+            fuses = fuses and not why_not_fused(optimizer, sparse)
             if fuses:
                 steps_to_device(optimizer)
             for index, group in enumerate(optimizer.param_groups):

@@ -44,7 +44,7 @@ def _rejection_reason(name: str, param: torch.Tensor) -> str:
         return f"it has parameters of dtype {param.dtype}"
     if name in kind.fused_float32_only and param.dtype in (torch.float16, torch.bfloat16):
         return f"torch's fused {name} on a CPU leaves parameters of dtype {param.dtype} as they are"
-    if kind.fused_optimizers is not None and name not in kind.fused_optimizers:
+    if name in kind.unfused_optimizers or (kind.fused_optimizers is not None and name not in kind.fused_optimizers):
         return f"{name} is not fused on {param.device.type} by torch {torch.__version__}"
     return ""
 

@@ -65,6 +65,7 @@ class DeviceTraits:
         autocast_key: the dispatch key of its autocast, where op overrides are registered; empty where they cannot be.
         casts_rnns_to_float16: its autocast runs recurrent layers in float16, whatever the region's dtype is.
         fused_optimizers: the classes of ``torch.optim`` with a fused kernel; None for all that take ``fused``.
+        unfused_optimizers: classes of ``torch.optim`` that take ``fused`` and have no kernel here.
         fused_sgd: the fused kernel of SGD runs with a learning rate and a flag on the device.
         fused_float32_only: those of them that leave 16-bit parameters as they are.
         captures_graphs: whole steps can be captured in a CUDA graph.
@@ -89,6 +90,7 @@ class DeviceTraits:
     autocast_key: str = ""
     casts_rnns_to_float16: bool = False
     fused_optimizers: frozenset[str] | None = frozenset()
+    unfused_optimizers: frozenset[str] = frozenset()
     fused_float32_only: frozenset[str] = frozenset()
     fused_sgd: bool = False
     captures_graphs: bool = False
@@ -125,6 +127,7 @@ TRAITS: dict[str, DeviceTraits] = {
         autocast_key="AutocastCUDA",
         casts_rnns_to_float16=True,
         fused_optimizers=None,
+        unfused_optimizers=frozenset({"Adagrad"}),
         fused_sgd=True,
         captures_graphs=True,
         copy_streams=True,

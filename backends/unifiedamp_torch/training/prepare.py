@@ -9,6 +9,7 @@ import torch
 from unifiedamp.backend import SessionSpec, errors
 
 from ..device import placement
+from ..device.fused_optimizers import sparse_weights
 from ..device.selection import has_float8_kernels
 from ..device.tuning import TorchTuner
 from ..distributed.agreement import Agreement, check_group, layout_of
@@ -102,6 +103,7 @@ class Preparation:
         prepared.masters.match_layouts()
         prepared.masters.attach(optimizers)
         prepared.models += new
+        prepared.sparse.update(*map(sparse_weights, new))
         prepared.add(fresh)
         self._undo += prepared.late.follow(new)
         prepared.dtypes.follow(new, fresh)

@@ -28,6 +28,7 @@ class PreparedObjects:
 
     Attributes:
         models, optimizers: in the order in which they were prepared.
+        sparse: ids of the parameters that get sparse gradients.
         names: of the models' parameters.
         compensations: what rounding left out of parameters.
         masters: the master weights.
@@ -40,6 +41,7 @@ class PreparedObjects:
     def __init__(self, policy: Policy) -> None:
         self.models: list[torch.nn.Module] = []
         self.optimizers: list[Optimizer] = []
+        self.sparse: set[int] = set()
         self.names = ParamNames()
         self._sharing = False  # two optimizers train one parameter
         self.compensations = Compensations(policy.update == "kahan")

@@ -10,9 +10,10 @@ import torch
 
 from unifiedamp.backend import ScaleState, StepResult, errors
 
+from ..device.fused_optimizers import why_not_fused
 from ..precision.float8_state import Float8State
 from . import gradients
-from .compiled_update import CompiledUpdate, Updates
+from .compiled_update import CompiledUpdate, Updates, traceable
 from .ema import AverageDeferred, MovingAverages
 from .kernel_skips import skips_in_kernel
 from .native_calls import run_step
@@ -34,10 +35,18 @@ def check_capturable(optimizer: Optimizer, ready: bool) -> None:
         UnsupportedError: not ``ready``.
     """
     if not ready:
-        name = type(optimizer).__name__
         raise errors.UnsupportedError(
-            f"amp.step: the host takes part in a step of this {name}; make it with fused=True"
+            f"amp.step: the host takes part in a step of this {type(optimizer).__name__}{_advice(optimizer)}"
         )
+
+
+def _advice(optimizer: Optimizer) -> str:
+    params = gradients.parameters(optimizer)
+    sparse = {id(param) for param in params if param.grad is not None and param.grad.is_sparse}
+    why = why_not_fused(optimizer, sparse)
+    if not why:
+        return "; make it with fused=True"
+    return f" ({why})" + ('; amp.compile(mode="max") compiles it' if traceable(optimizer) and not sparse else "")
 
 
 def versions(optimizer: Optimizer) -> list[int] | None:
