@@ -12,6 +12,7 @@ import unifiedamp as ua
 from unifiedamp_torch.compiling.capture_context import CaptureContext
 from unifiedamp_torch.compiling.captured_step import CapturedStep
 from unifiedamp_torch.compiling.device_learning_rates import DeviceLearningRates
+from unifiedamp_torch.training.compiled_update import Updates
 
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3)
 STEPS = 20
@@ -21,7 +22,7 @@ class Trained:
     """A model under a session, and a step that is captured or not."""
 
     def __init__(self, monkeypatch, captured, *, policy="float32", loss_scale=SCALE, fused=True, optimizer="AdamW",
-                 body=None, drop=0.0, model=None, **options):  # fmt: skip
+                 body=None, drop=0.0, model=None, updates=False, **options):  # fmt: skip
         if not torch.cuda.is_available():
             pretend_reads_sync(monkeypatch)
         self.amp = ua.Amp("torch", policy, loss_scale=loss_scale, **options)
@@ -31,7 +32,7 @@ class Trained:
         extra = {"momentum": 0.9} if optimizer == "SGD" else {}
         native = getattr(torch.optim, optimizer)(model.parameters(), lr=0.05, fused=fused, **extra)
         self.model, self.optimizer = self.amp.prepare(model, native)
-        self.stage = None
+        self.stage, self.updates = None, Updates() if updates else None  # as in modes "max" and "default"
         step = lambda x, y: (body or plain)(self, x, y)  # noqa: E731
         self.step = self._captured(step) if captured else step
 
@@ -43,7 +44,7 @@ class Trained:
             return compiled
         self.stage, rates = TapeCapturer(), DeviceLearningRates(device)
         context = CaptureContext(self.stage, rates, backend.compiler.steps, backend.spec, device.type, backend.recorder)
-        return CapturedStep(step, context, self.amp._loop.order, backend.compiler.must_run)
+        return CapturedStep(step, context, self.amp._loop.order, backend.compiler.must_run, self.updates)
 
     def feed(self, seed, bad=False, size=32):
         x, y = (each[:size].to(self.amp.backend.device.native) for each in batch(seed))

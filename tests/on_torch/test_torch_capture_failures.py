@@ -76,6 +76,15 @@ def test_first_steps_that_overflow_delay_the_capture(monkeypatch):
     assert runs[1].amp.skipped_steps == 6
 
 
+@pytest.mark.filterwarnings("error::unifiedamp.CompileWarning")
+def test_a_compiled_update_waits_for_the_first_applied_step(monkeypatch):
+    """That makes the optimizer's state, which the update is compiled for; the capture is delayed, and not refused."""
+    run = Trained(monkeypatch, True, fused=False, updates=True)
+    for seed in range(2 * WARM_UP + 4):
+        run.feed(seed, bad=True)
+    assert (run.amp.applied_steps, run.amp.skipped_steps) == (0, 2 * WARM_UP + 4)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_no_garbage_is_collected_while_a_step_is_captured(monkeypatch, fails):
     """Another session's pinned memory or graph, freed in a capture, would break it off."""

@@ -13,7 +13,7 @@ from unifiedamp.backend import ScaleState, StepResult, errors
 from ..device.fused_optimizers import why_not_fused
 from ..precision.float8_state import Float8State
 from . import gradients
-from .compiled_update import CompiledUpdate, Updates, traceable
+from .compiled_update import CompiledUpdate, Updates, compiles, traceable
 from .ema import AverageDeferred, MovingAverages
 from .kernel_skips import skips_in_kernel
 from .native_calls import run_step
@@ -134,9 +134,11 @@ class Steps(ABC):
 
     def _compiled(self, updates: Updates, optimizer: Optimizer) -> CompiledUpdate | None:
         """Return the optimizer's compiled step; None for its first step, which creates its state, uncompiled."""
-        if id(optimizer) not in self._stepped or gradients.has_sparse(optimizer):
+        if gradients.has_sparse(optimizer) or self.weight_updates is not None:
             return None  # torch.compile takes no sparse tensors
-        if self.weight_updates is not None:
+        if id(optimizer) not in self._stepped:
+            if self.capturing and compiles(optimizer):
+                raise CaptureDeferred
             return None
         update = updates.of(optimizer)
         if update is not None and self.capturing and not update.ran:
