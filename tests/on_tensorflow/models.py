@@ -30,6 +30,12 @@ def keras_scaled(optimizer, loss):
     return loss if scale is None else scale(loss)
 
 
+def keras_unscaled(optimizer, gradients):
+    """Return gradients of such a loss as ``apply_gradients`` takes them: Keras 2 wants them unscaled before."""
+    unscale = getattr(optimizer, "get_unscaled_gradients", None)
+    return gradients if unscale is None else unscale(gradients)
+
+
 def mlp(**first):
     """Two dense layers, named ``hidden`` and ``out``; ``first`` goes to the hidden one."""
     return keras.Sequential(

@@ -9,7 +9,7 @@ import unifiedamp as ua
 from unifiedamp.conformance.averages import AverageOracle
 
 tf = pytest.importorskip("tensorflow")
-from models import FIT_FORMS, SCALES_LOSS, keras, keras_scaled  # noqa: E402
+from models import FIT_FORMS, SCALES_LOSS, keras, keras_scaled, keras_unscaled  # noqa: E402
 
 from unifiedamp_tensorflow.conformance.harness import Probe  # noqa: E402
 
@@ -212,6 +212,7 @@ def test_a_native_step_of_each_optimizer_is_refused_while_swapped_in(second):
         before = [weight.numpy().copy() for weight in model.ws]
         keras_scaled(optimizers[second], tf.constant(1.0))
         with pytest.raises(ua.StepOrderError, match="swapped in"):
-            optimizers[second].apply_gradients([(tf.ones(1), model.ws[second])])
+            gradients = keras_unscaled(optimizers[second], [tf.ones(1)])
+            optimizers[second].apply_gradients(zip(gradients, [model.ws[second]], strict=True))
         for weight, average in zip(model.ws, before, strict=True):
             np.testing.assert_array_equal(weight.numpy(), average)

@@ -6,7 +6,7 @@ import pytest
 import unifiedamp as ua
 
 tf = pytest.importorskip("tensorflow")
-from models import keras, keras_scaled  # noqa: E402
+from models import keras, keras_scaled, keras_unscaled  # noqa: E402
 
 SCHEDULE = {0: "float32", 3: "mixed_bfloat16"}
 
@@ -111,9 +111,8 @@ def test_steps_that_cannot_be_counted_are_refused():
     def kerass_calls(x):
         with tf.GradientTape() as tape:
             loss = keras_scaled(optimizer, tf.reduce_sum(model(x)))
-        optimizer.apply_gradients(
-            zip(tape.gradient(loss, model.trainable_weights), model.trainable_weights, strict=True)
-        )
+        gradients = keras_unscaled(optimizer, tape.gradient(loss, model.trainable_weights))
+        optimizer.apply_gradients(zip(gradients, model.trainable_weights, strict=True))
 
     for step in (session_calls, kerass_calls):
         with pytest.raises(ua.UnsupportedError, match=r"schedule cannot be counted.*amp\.compile"):

@@ -39,7 +39,7 @@ class Trained:
     def _captured(self, step):
         backend, device = self.amp.backend, self.amp.backend.device.native
         if device.type == "cuda":
-            compiled = self.amp.compile(step)
+            compiled = self.amp.compile(step, mode="max" if self.updates else "default")
             self.captured = compiled.__wrapped__ if hasattr(compiled, "__wrapped__") else compiled
             return compiled
         self.stage, rates = TapeCapturer(), DeviceLearningRates(device)

@@ -71,5 +71,5 @@ def _wrap_plain(function: Callable[..., Any], dtype: torch.dtype) -> Callable[..
 
 
 def _device_type(args: Any, kwargs: Any) -> str:
-    values = (*args, *kwargs.values())
+    values = torch.utils._pytree.tree_leaves((args, kwargs))
     return next((value.device.type for value in values if isinstance(value, torch.Tensor)), "cpu")
