@@ -197,7 +197,7 @@ def passed(session: nox.Session, *arguments: Any) -> bool:
 def tests(session: nox.Session) -> None:
     """The suite on torch, TensorFlow with Keras 3 and MXNet 1.9, in one process; everything else on one of them."""
     # The kit's mutants all die of 20 trajectories, those of ranks of 12 steps; these are for what no mutant stands for.
-    run_tests(session, "main", 250)
+    run_tests(session, "main", 100)
 
 
 @nox.session(python=PYTHON)

@@ -76,7 +76,7 @@ def test_first_steps_that_overflow_delay_the_capture(monkeypatch):
     assert runs[1].amp.skipped_steps == 6
 
 
-@pytest.mark.filterwarnings("error::unifiedamp.CompileWarning")
+@pytest.mark.filterwarnings("error::unifiedamp.CompileWarning", r"ignore:\s*Online softmax:UserWarning")
 def test_a_compiled_update_waits_for_the_first_applied_step(monkeypatch):
     """That makes the optimizer's state, which the update is compiled for; the capture is delayed, and not refused."""
     run = Trained(monkeypatch, True, fused=False, updates=True)
