@@ -176,13 +176,22 @@ def test_it_is_kerass_own_and_says_its_settings():
     assert fixed.get_unscaled_gradients([tf.constant([256.0]), None]) == [tf.constant([2.0]), None]
 
 
-def test_gradients_that_were_not_unscaled_are_refused():
+@pytest.mark.parametrize("steps_before", [0, 1])
+def test_gradients_that_were_not_unscaled_are_refused(steps_before):
     weight = tf.Variable([1.0])
     optimizer = keras2.LossScaleOptimizer(keras.optimizers.SGD(0.1))
-    with tf.GradientTape() as tape:
-        scaled = optimizer.get_scaled_loss(tf.reduce_sum(weight))
+
+    def gradients():
+        with tf.GradientTape() as tape:
+            scaled = optimizer.get_scaled_loss(tf.reduce_sum(weight))
+        return tape.gradient(scaled, [weight])
+
+    for _ in range(steps_before):
+        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(gradients()), [weight], strict=True))
+    before = weight.numpy()
     with pytest.raises(ua.StepOrderError, match="get_unscaled_gradients"):
-        optimizer.apply_gradients([(tape.gradient(scaled, weight), weight)])
+        optimizer.apply_gradients(zip(gradients(), [weight], strict=True))
+    assert weight.numpy() == before
 
 
 def test_wrong_arguments_are_refused():
