@@ -188,3 +188,15 @@ def test_sparse_gradients_in_16_bits_are_refused_by_name():
         assert amp.step(trainer).applied
         (table,) = amp.master_weights(model).values()
         np.testing.assert_array_equal(table[:, 0], [0.5, 1.0, 0.0, 1.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("kind", ["LayerNorm", "GroupNorm", "InstanceNorm", "BatchNorm"])
+def test_every_kind_of_norm_is_kept_in_float32(kind):
+    model = gluon.nn.HybridSequential()
+    known = {} if kind == "GroupNorm" and not NUMPY_API else {"in_channels": 4}  # MXNet 1's has one value per group
+    model.add(gluon.nn.Dense(4, in_units=4), getattr(gluon.nn, kind)(**known))
+    model.initialize()
+    session(PURE.replace(keep_norm_float32=True)).prepare(model)
+    dtypes = {name: dtype_name(p.data()) for name, p in model._collect_params_with_prefix().items()}
+    assert dtypes.pop("0.weight") == dtypes.pop("0.bias") == "float16"
+    assert set(dtypes.values()) == {"float32"}
