@@ -174,3 +174,16 @@ def test_a_scheduler_after_a_skipped_first_step_brings_no_warning(recwarn):
         rates.append(optimizer.param_groups[0]["lr"])
     assert rates == [1.0, 0.5, 0.5, 0.25]
     assert [w for w in recwarn if "lr_scheduler" in str(w.message)] == []
+
+
+def test_scaled_values_of_a_window_may_be_differentiated_by_hand():
+    amp, model = session(loss_scale=8.0, accumulate_steps=2), torch.nn.Linear(1, 1, bias=False)
+    before = model.weight.item()
+    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    for value in (1.0, 3.0):
+        with amp.autocast():
+            loss = model(torch.full((1, 1), value)).sum()
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            torch.autograd.backward(scaled_loss.value)
+        amp.step(optimizer)
+    assert model.weight.item() == pytest.approx(before - 0.5 * 2.0)
