@@ -8,6 +8,7 @@ from replica_sessions import STRATEGY, batch, copies, keras, session, spread
 
 import unifiedamp as ua
 from unifiedamp_tensorflow.conformance.harness import Probe
+from unifiedamp_tensorflow.internals import native
 
 DTYPES = (None, "float32", "bfloat16", "float16")
 PAIRS = ((1 + 2**-9, 3 * 2**-10), (3.1, 7.7), (40000.0, 40000.0), (70000.0, 1.0))
@@ -33,6 +34,19 @@ def summed(form, dtype):
 
 def case_reduced(form):
     return {str(dtype): summed(form, dtype) for dtype in DTYPES}
+
+
+def case_reduced_small(form):
+    """A sum that float16 holds under the loss scale, and not divided by it."""
+    amp, (model,), (optimizer,) = session(loss_scale=2.0**14, reduce_dtype="float16")
+
+    def step(x):
+        amp.backward(lambda: model(x), optimizer)
+        amp.step(optimizer)
+
+    model.ws[0].assign([0.0])
+    spread(step, amp, form)(batch((2.0**-27, 2.0**-27)))
+    return [float(copy.numpy()[0]) for copy in STRATEGY.experimental_local_results(native(model.ws[0]))]
 
 
 def case_reduced_rows(form):

@@ -297,6 +297,11 @@ def test_gradients_are_summed_in_the_dtype(results, form, dtype):
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_a_sum_in_float16_is_unscaled_in_float32(results, form):
+    assert results["reduced_small"][form] == [pytest.approx(-0.1 * 2.0**-26, rel=1e-6)] * 2
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_sparse_gradients_keep_their_dtype(results, form):
     own = 1 + 2**-9
     assert results["reduced_rows"][form] == [-own, -own, -2 * own]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.suite.test_native_calls import (
+from unifiedamp.conformance.suite.native_loop import (
     START,
     STEPPED,
     Loop,

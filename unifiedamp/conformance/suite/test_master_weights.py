@@ -12,6 +12,8 @@ POLICIES = ["float16", "bfloat16"]
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3)
 TINY = 2.0**-13
 """A step from 1 that both 16-bit formats round away, and float32 does not."""
+FINE = 1.0 + 2.0**-12
+"""A weight that both round."""
 
 
 def run_of(harness, form, policy, **options):
@@ -21,6 +23,15 @@ def run_of(harness, form, policy, **options):
         form,
         **{"policy": harness.pure_policies[policy], "lr": TINY, "master_weights": True, "loss_scale": SCALE} | options,
     )
+
+
+def prepared(harness, policy, *objects):
+    """A session, and what it prepared; a framework whose layers take their dtypes when they are made may refuse."""
+    amp = session(harness, policy=harness.pure_policies[policy], master_weights=True, loss_scale=SCALE)
+    try:
+        return amp, amp.prepare(*objects)
+    except ua.PrepareError as refusal:
+        pytest.skip(f"refused: {refusal}")
 
 
 def masters(run):
@@ -130,16 +141,11 @@ def test_saved_and_loaded_goes_on_bit_for_bit(harness, form, policy):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_masters_begin_from_the_float32_values_of_a_model(harness, policy):
     """Of one made before the session, which 16 bits would round."""
-    amp = session(harness, policy=harness.pure_policies[policy], master_weights=True, loss_scale=SCALE)
-    fine = 1.0 + 2.0**-12
-    model = harness.probe([fine])
-    try:
-        model, optimizer = amp.prepare(model, harness.sgd([model], TINY))
-    except ua.PrepareError as refusal:
-        pytest.skip(f"refused: {refusal}")
+    model = harness.probe([FINE])
+    amp, (model, optimizer) = prepared(harness, policy, model, harness.sgd([model], TINY))
     x = amp.to_native(np.float32([1.0]))
     for taken in range(2):
-        assert [float(value[0]) for value in amp.master_weights(model).values()] == [fine - taken * TINY]
+        assert [float(value[0]) for value in amp.master_weights(model).values()] == [FINE - taken * TINY]
         amp.backward(lambda: model(x), optimizer)
         amp.step(optimizer)
 
@@ -148,16 +154,10 @@ def test_masters_begin_from_the_float32_values_of_a_model(harness, policy):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_weights_that_no_optimizer_trains_yet_are_those_of_the_model(harness, policy):
     """Of a model that was prepared alone: float32 values come back, and its masters begin from them later."""
-    amp = session(harness, policy=harness.pure_policies[policy], master_weights=True, loss_scale=SCALE)
-    fine = 1.0 + 2.0**-12
-    model = harness.probe([fine])
-    try:
-        model = amp.prepare(model)
-    except ua.PrepareError as refusal:
-        pytest.skip(f"refused: {refusal}")
-    assert [float(value[0]) for value in amp.master_weights(model).values()] == [fine]
+    amp, model = prepared(harness, policy, harness.probe([FINE]))
+    assert [float(value[0]) for value in amp.master_weights(model).values()] == [FINE]
     amp.prepare(harness.sgd([model], TINY))
-    assert [float(value[0]) for value in amp.master_weights(model).values()] == [fine]
+    assert [float(value[0]) for value in amp.master_weights(model).values()] == [FINE]
 
 
 @pytest.mark.needs("master_weights")

@@ -1,7 +1,4 @@
-"""The framework's own ``backward`` and ``step`` beside the session's: refused, or right; never wrong in silence.
-
-The probe's gradients are its input, so with SGD a step changes the weights by exactly what it was fed.
-"""
+"""The framework's own ``backward`` and ``step`` beside the session's: refused, or right; never wrong in silence."""
 
 import warnings
 
@@ -9,90 +6,21 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import compiled, session
-
-LR, SCALE, FEED = 0.5, 1024.0, (1.0, 2.0)
-START = (10.0, 10.0)
-STEPPED = [9.5, 9.0]
+from unifiedamp.conformance.driver import session
+from unifiedamp.conformance.suite.native_loop import (
+    FEED,
+    LR,
+    SCALE,
+    START,
+    STEPPED,
+    Loop,
+    afterwards,
+    inside,
+    inside_and_through,
+    instead,
+)
 
 pytestmark = pytest.mark.needs("context_form")
-
-
-class Loop:
-    """A session over a probe whose step is written with the framework's own calls in the wrong places."""
-
-    def __init__(self, harness, form="eager", **options):
-        self.harness, self.form = harness, form
-        self.amp = session(harness, form, **{"loss_scale": SCALE, **options})
-        with self.amp.scope():
-            model = harness.probe(START)
-            optimizer = harness.sgd([model], LR)
-        self.model, self.optimizer = self.amp.prepare(model, optimizer)
-
-    def run(self, step, feed=FEED):
-        """Run ``step(loss)`` on the loss of ``feed``, in the loop's form."""
-
-        def whole(x):
-            with self.amp.autocast():
-                loss = self.model(x)
-            step(loss)
-            return loss
-
-        return compiled(self.amp, self.form, whole)(self.amp.to_native(np.array(feed, np.float32)))
-
-    def native_backward(self, loss):
-        if not self.harness.native_backward(loss):
-            pytest.skip("the framework has no call that adds this loss's gradients to the parameters")
-
-    def native_step(self):
-        if not self.harness.native_step(self.optimizer):
-            pytest.skip("the framework has no call that applies gradients beside the session")
-
-    def right(self, loss):
-        with self.amp.scale_loss(loss, self.optimizer) as scaled_loss:
-            scaled_loss.backward()
-        return self.amp.step(self.optimizer)
-
-    def weights(self):
-        return [float(value[0]) for value in self.harness.parameters(self.model).values()]
-
-    def refused(self, step, *names):
-        """``step`` is refused by a message with these names, and the next whole step is right."""
-        with pytest.raises(ua.StepOrderError) as caught:
-            self.run(step)
-        for name in names:
-            assert name in str(caught.value)
-        assert self.weights() == list(START)
-        self.amp.discard_step(self.optimizer)
-        self.run(self.right)
-        assert self.weights() == STEPPED
-
-
-def inside(loop, loss):
-    with loop.amp.scale_loss(loss, loop.optimizer):
-        loop.native_backward(loss)
-    loop.amp.step(loop.optimizer)
-
-
-def inside_and_through(loop, loss):
-    with loop.amp.scale_loss(loss, loop.optimizer) as scaled_loss:
-        loop.native_backward(loss)
-        scaled_loss.backward()
-    loop.amp.step(loop.optimizer)
-
-
-def instead(loop, loss):
-    with loop.amp.scale_loss(loss, loop.optimizer):
-        pass
-    loop.native_backward(loss)
-    loop.amp.step(loop.optimizer)
-
-
-def afterwards(loop, loss):
-    with loop.amp.scale_loss(loss, loop.optimizer) as scaled_loss:
-        scaled_loss.backward()
-    loop.native_backward(loss)
-    loop.amp.step(loop.optimizer)
 
 
 @pytest.mark.parametrize("place", [inside, inside_and_through, instead, afterwards])
@@ -196,82 +124,6 @@ def test_the_step_can_be_ended_rightly_after_a_refused_native_step(harness):
 
     loop.run(step)
     assert loop.weights() == STEPPED
-
-
-def test_the_scaled_value_differentiated_by_hand(harness):
-    """Refused, or as right as ``scaled_loss.backward()``."""
-    loop = Loop(harness)
-
-    def step(loss):
-        with loop.amp.scale_loss(loss, loop.optimizer) as scaled_loss:
-            loop.native_backward(scaled_loss.value)
-        loop.amp.step(loop.optimizer)
-
-    for count in range(1, 3):
-        try:
-            loop.run(step)
-        except ua.StepOrderError:
-            assert loop.weights() == list(START)
-            return
-        assert loop.weights() == [10.0 - 0.5 * count, 10.0 - 1.0 * count]
-
-
-@pytest.mark.needs("accumulation")
-def test_scaled_values_of_a_window_differentiated_by_hand(harness):
-    """Refused, or as right as ``scaled_loss.backward()`` for each."""
-    loop = Loop(harness, accumulate_steps=2)
-
-    def step(loss):
-        with loop.amp.scale_loss(loss, loop.optimizer) as scaled_loss:
-            loop.native_backward(scaled_loss.value)
-        loop.amp.step(loop.optimizer)
-
-    try:
-        for _ in range(4):
-            loop.run(step)
-    except ua.StepOrderError:
-        assert loop.weights() == list(START)
-        return
-    assert loop.weights() == [10.0 - 0.5 * 2, 10.0 - 1.0 * 2]
-
-
-@pytest.mark.needs("master_weights")
-@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
-@pytest.mark.parametrize("then", ["step", "unscale", "gradients", "clip", "discard"])
-def test_masters_of_a_scaled_value_differentiated_by_hand(harness, policy, then):
-    """Refused; or masters get the gradients of 16 bits in float32, whatever call comes next, once."""
-    loop = Loop(harness, policy=harness.pure_policies[policy], master_weights=True, loss_scale=1024.0)
-    amp, optimizer = loop.amp, loop.optimizer
-
-    def found(scale):
-        gradients = amp.gradients(optimizer).values()
-        assert [harness.dtype_of(each) for each in gradients] == ["float32"] * 2
-        assert [float(np.ravel(amp.to_numpy(each))[0]) for each in gradients] == [one * scale for one in FEED]
-
-    def step(loss):
-        with amp.scale_loss(loss, optimizer) as scaled_loss:
-            loop.native_backward(scaled_loss.value)
-        if then == "gradients":
-            found(1024.0)
-        if then in ("unscale", "clip"):
-            amp.unscale(optimizer)
-            found(1.0)
-        if then == "clip":
-            amp.clip_grad_norm(optimizer, 100.0)
-        if then == "discard":
-            amp.discard_step(optimizer)
-            assert amp.gradients(optimizer) == {}
-        else:
-            assert amp.step(optimizer).applied
-
-    try:
-        loop.run(step)
-    except ua.StepOrderError:
-        assert loop.weights() == list(START)
-        return
-    assert loop.weights() == (list(START) if then == "discard" else STEPPED)
-    loop.run(loop.right)
-    assert loop.weights() == (STEPPED if then == "discard" else [9.0, 8.0])
 
 
 def test_a_loop_without_mistakes_is_left_alone(harness, form):
