@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -23,7 +23,7 @@ from unifiedamp.backend import (
 from ..layer_paths import modules_by_path
 from . import switches
 from .debug_modes import debug_modes
-from .fused_optimizers import fuse, is_fused, sparse_weights, why_not_fused
+from .fused_optimizers import fuse, is_fused, why_not_fused
 from .kinds import traits
 from .placement import has_images
 
@@ -77,7 +77,6 @@ class TorchTuner(Tuner):
         self._optimizers: dict[str, str] = {}
         self._checkpointed: list[str] = []
         self._biases: list[str] = []
-        self._sparse: set[int] = set()
         self.switches = switches_of(spec.tuning, device)
 
     def support(self) -> dict[str, Support]:
@@ -88,14 +87,19 @@ class TorchTuner(Tuner):
 
     # -- preparing -----------------------------------------------------------------------------------------------
 
-    def fuse(self, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[Callable[[], None]]:
-        """Fuse the optimizers that can be; yield what undoes it."""
+    def fuse(self, optimizers: Sequence[torch.optim.Optimizer], sparse: Container[int]) -> Iterator[Callable[[], None]]:
+        """Fuse the optimizers that can be; yield what undoes it.
+
+        Args:
+            optimizers: those that are prepared.
+            sparse: ids of the parameters that get sparse gradients.
+        """
         for optimizer in optimizers if self._tuning.fused_optimizer else ():
             name = f"{type(optimizer).__name__} {len(self._optimizers)}"
             if is_fused(optimizer):
                 self._optimizers[name] = "it is"
                 continue
-            why = self._optimizers[name] = why_not_fused(optimizer, self._sparse)
+            why = self._optimizers[name] = why_not_fused(optimizer, sparse)
             if why:
                 self._warn_without_effect("fused_optimizer", why)
             else:
@@ -105,7 +109,6 @@ class TorchTuner(Tuner):
         """Note the layers of a prepared model that rows name."""
         self._checkpointed += checkpointed
         self._biases += biases_before_norm(model)
-        self._sparse |= sparse_weights(model)
         if self._tuning.channels_last and not has_images(model):
             self._without_images.append(type(model).__name__)
             self._warn_without_effect("channels_last", self._no_images())

@@ -113,7 +113,7 @@ class Preparation:
         if any(moved):
             for optimizer in prepared.optimizers:
                 placement.match_state(optimizer)
-        self._undo += self._tuner.fuse(optimizers)
+        self._undo += self._tuner.fuse(optimizers, prepared.sparse)
 
     def _check(
         self, new: Sequence[torch.nn.Module], optimizers: Sequence[Optimizer]
