@@ -12,6 +12,7 @@ import sys
 import tarfile
 import threading
 import zipfile
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,8 @@ FULL = os.environ.get("UNIFIEDAMP_TEST_EFFORT") == "full"
 # Two processes share the tests; each computes and compiles with one thread, so that they do not wait for each other.
 # UNIFIEDAMP_TEST_PROCESSES=1 leaves the other core to another session.
 PROCESSES = int(os.environ.get("UNIFIEDAMP_TEST_PROCESSES", "2"))
-SHARED = ("-n", str(PROCESSES), "--dist", "worksteal") if PROCESSES > 1 else ()
+# Also where it is one: of a process that crashes, pytest-xdist names the test, and goes on in another.
+SHARED = ("-n", str(PROCESSES), "--dist", "worksteal")
 ALONE = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 # Steps of different sessions that come to the same program: XLA compiles it once, and runs what it compiled before.
 JAX_CACHE = {
@@ -267,21 +269,35 @@ def everything(session: nox.Session) -> None:
                 places.acquire()
             running[name] = pool.submit(_apart, name, session.posargs, processes)
             running[name].add_done_callback(lambda _, processes=processes: places.release(processes))
-    failed = [name for name, passed in running.items() if not passed.result()]
+    failed = {name: lines for name, future in running.items() if (lines := future.result()) is not None}
+    for name, lines in failed.items():
+        print(f"\nThe end of {name}, which failed:\n{''.join(lines)}", end="", flush=True)
     if failed:
         session.error(f"failed: {', '.join(failed)}")
     session.run("python", "scripts/never_ran.py", str(REPORTS), external=True)
 
 
-def _apart(name: str, arguments: list[str], processes: int) -> bool:
-    """Run a session in a separate nox; show the output of one in a single process when it ends: others run besides."""
+def _apart(name: str, arguments: list[str], processes: int) -> deque[str] | None:
+    """Run a session in a separate nox; return the last lines of one that fails.
+
+    What one in a single process writes is shown when it ends: others run besides.
+    """
     line = [sys.executable, "-m", "nox", "-s", name, "--", *arguments]
     environment = {**os.environ, "UNIFIEDAMP_TEST_PROCESSES": str(processes)}
-    kept = {} if processes > 1 else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    run = subprocess.run(line, env=environment, check=False, timeout=12 * 3600 if FULL else 3600, **kept)
-    if run.stdout:
-        print(f"\n{run.stdout}", end="", flush=True)
-    return run.returncode == 0
+    lines, last = [], deque(maxlen=60)
+    with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        limit = threading.Timer(12 * 3600 if FULL else 3600, run.kill)
+        limit.start()
+        for each in run.stdout:
+            if processes > 1:
+                print(each, end="", flush=True)
+            else:
+                lines.append(each)
+            if not each.startswith("SKIPPED"):
+                last.append(each)
+        limit.cancel()
+    print("\n", *lines, sep="", end="", flush=True)
+    return last if run.returncode else None
 
 
 @nox.session(python=PYTHON, reuse_venv=True)

@@ -12,7 +12,10 @@ def uv_settings() -> dict[str, str]:
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False, timeout=60
     )
-    found = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # of all places, the newest version, as pip does
+    found = {
+        "UV_INDEX_STRATEGY": "unsafe-best-match",  # of all places, the newest version, as pip does
+        "UV_HTTP_RETRIES": "10",  # sessions install at one time
+    }
     for line in listed.stdout.splitlines():
         key, _, value = line.partition("=")
         option = key.rpartition(".")[2]
