@@ -125,17 +125,52 @@ def test_a_loop_that_forgets_to_scale_is_refused():
     assert amp.applied_steps == 0
 
 
-@pytest.mark.skipif(SCALES_LOSS, reason="Keras 3 divides them itself")
-def test_a_loop_that_forgets_to_unscale_is_refused():
-    amp, model, optimizer = prepared("float32", loss_scale=8.0)
+def gradients_of(amp, model, optimizer, scaled_by):
+    """Return gradients of a scaled loss, by a tape of the user's own."""
     x, y = batch(4)
-    before = weights(model)
     with tf.GradientTape() as tape:
-        loss = optimizer.get_scaled_loss(mean_square(model(x), y))
-    gradients = tape.gradient(loss, model.trainable_variables)
-    with pytest.raises(ua.StepOrderError, match=r"give its gradients to optimizer\.get_unscaled_gradients"):
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        with amp.autocast():
+            loss = mean_square(model(x), y)
+        if scaled_by == "session":
+            with amp.scale_loss(loss, optimizer) as scaled_loss:
+                scaled = scaled_loss.value
+        else:
+            scaled = (optimizer.scale_loss if SCALES_LOSS else optimizer.get_scaled_loss)(loss)
+    return tape.gradient(scaled, model.trainable_variables)
+
+
+def apply(model, optimizer, gradients):
+    """Apply them as a loop of the installed Keras does."""
+    values = gradients if SCALES_LOSS else optimizer.get_unscaled_gradients(gradients)
+    optimizer.apply_gradients(zip(values, model.trainable_variables, strict=True))
+
+
+@pytest.mark.skipif(SCALES_LOSS, reason="Keras 3 divides them itself")
+@pytest.mark.parametrize("steps_before", [0, 1])
+@pytest.mark.parametrize("scaled_by", ["optimizer", "session"])
+def test_a_loop_that_forgets_to_unscale_is_refused(scaled_by, steps_before):
+    amp, model, optimizer = prepared("float32", loss_scale=8.0)
+    for _ in range(steps_before):
+        apply(model, optimizer, gradients_of(amp, model, optimizer, scaled_by))
+    before = weights(model)
+    gradients = gradients_of(amp, model, optimizer, scaled_by)
+    for _ in range(2):
+        with pytest.raises(ua.StepOrderError, match=r"give its gradients to optimizer\.get_unscaled_gradients"):
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
     for value, start in zip(weights(model), before, strict=True):
         np.testing.assert_array_equal(value, start)
-    optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(gradients), model.trainable_variables, strict=True))
-    assert amp.applied_steps == 1
+    apply(model, optimizer, gradients)
+    assert amp.applied_steps == steps_before + 1
+
+
+@pytest.mark.parametrize("scaled_by", ["optimizer", "session"])
+def test_gradients_of_a_scaled_loss_are_applied_as_true_ones(scaled_by):
+    amp, model, optimizer = prepared("float32", loss_scale=8.0)
+    x, y = batch(4)
+    with tf.GradientTape() as tape:
+        loss = mean_square(model(x), y)
+    true = tape.gradient(loss, model.trainable_variables)
+    expected = [value - 0.1 * np.asarray(gradient) for value, gradient in zip(weights(model), true, strict=True)]
+    apply(model, optimizer, gradients_of(amp, model, optimizer, scaled_by))
+    for value, wanted in zip(weights(model), expected, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-6, atol=1e-7)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import tensorflow as tf
 
@@ -21,6 +21,7 @@ from .prepared_optimizer import PreparedOptimizer
 from .scaler import DeviceScaler
 from .steps import Steps
 
+T = TypeVar("T")
 NATIVE = tf.keras.mixed_precision.LossScaleOptimizer
 SCALES_LOSS = hasattr(NATIVE, "scale_loss")
 """Whether Keras calls ``scale_loss`` and then applies scaled gradients (Keras 3)."""
@@ -56,21 +57,27 @@ def scaled(loss: Tensor, scale: Variable, accumulate: int = 1) -> Tensor:
     return tf.cast(loss, tf.float32) * (scale if accumulate == 1 else scale / float(accumulate))
 
 
-class OfThisStep:
-    """A tensor of the step that Keras is making, kept from one of its calls to the next."""
+class OfThisStep(Generic[T]):
+    """A value of the step that Keras is making, kept from one of its calls to the next."""
 
     def __init__(self) -> None:
-        self._value: Tensor | None = None
+        self._value: T | None = None
         self._home: Graph | None = None
 
-    def note(self, value: Tensor) -> None:
+    def note(self, value: T) -> None:
         """Keep it until the step ends."""
         self._value, self._home = value, current_home()
 
-    def take(self) -> Tensor | None:
+    def take(self) -> T | None:
         """Return it once, in the graph where it was made; None elsewhere."""
         value, home, self._value, self._home = self._value, self._home, None, None
         return value if home is current_home() else None
+
+
+def note_scaled(outer: Any, loss: Tensor) -> None:
+    """Note that ``loss`` was scaled, as if by the prepared optimizer's own call: it may be given gradients of it next."""
+    if is_prepared(outer):
+        outer._amp_note_scaled(loss)
 
 
 def scaler_of(outer: Any) -> DeviceScaler:
@@ -112,13 +119,16 @@ class _ScalingLoss(NativeBase):
         settings = scaler.settings
         super().__init__(inner, initial_scale=settings.first_scale, dynamic_growth_steps=settings.growth_interval)
         self._amp_scaler, self._amp_accumulate = scaler, accumulate
-        self._amp_loss, self._amp_scaled = OfThisStep(), False
+        self._amp_loss, self._amp_scaled = OfThisStep[Tensor](), False
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Return float32(loss) times the session's scale, divided by the micro-batches of a window."""
+        self._amp_note_scaled(loss)
+        return scaled(loss, self._amp_scaler.scale, self._amp_accumulate)
+
+    def _amp_note_scaled(self, loss: Tensor) -> None:
         self._amp_scaled = True
         self._amp_loss.note(tf.cast(loss, tf.float32))
-        return scaled(loss, self._amp_scaler.scale, self._amp_accumulate)
 
     def apply(self, grads: Sequence[Gradient | None], trainable_variables: Sequence[Variable] | None = None) -> None:
         """Apply scaled gradients, or skip them."""
@@ -155,7 +165,8 @@ class _UnscalingGradients(NativeBase):
         patches.forget_wrapper(inner)
         super().__init__(inner, dynamic=False, initial_scale=scaler.settings.first_scale)
         self._amp_scaler, self._amp_accumulate = scaler, accumulate
-        self._amp_loss, self._amp_flags = OfThisStep(), OfThisStep()
+        self._amp_loss, self._amp_flags = OfThisStep[Tensor](), OfThisStep[Tensor]()
+        self._amp_unscaled = OfThisStep[bool]()
 
     @property
     def loss_scale(self) -> Any:
@@ -166,15 +177,20 @@ class _UnscalingGradients(NativeBase):
         """Return float32(loss) times the session's scale, divided by the micro-batches of a window (of a callable, a
         callable).
         """
-        self._loss_has_been_scaled = True
         if callable(loss):
+            self._loss_has_been_scaled = True
             return lambda: scaled(loss(), self._amp_scaler.scale, self._amp_accumulate)
-        self._amp_loss.note(tf.cast(loss, tf.float32))
+        self._amp_note_scaled(loss)
         return scaled(loss, self._amp_scaler.scale, self._amp_accumulate)
+
+    def _amp_note_scaled(self, loss: Tensor) -> None:
+        self._loss_has_been_scaled = True
+        self._amp_loss.note(tf.cast(loss, tf.float32))
 
     def get_unscaled_gradients(self, grads: Sequence[Gradient | None]) -> list[Gradient | None]:
         """Check for inf and nan, and return gradients divided by the scale; None stays None."""
         self._gradients_have_been_unscaled = True
+        self._amp_unscaled.note(True)
         raw = [_float32(g) for g in grads if g is not None]
         if raw:
             self._amp_flags.note(self._amp_scaler.finite_flags(raw))
@@ -185,12 +201,16 @@ class _UnscalingGradients(NativeBase):
         """Apply unscaled gradients, or skip them."""
         if self._amp_accumulate > 1 and not self._loss_has_been_scaled:
             raise unscaled_gradients("get_scaled_loss")
-        if self._loss_has_been_scaled and not self._gradients_have_been_unscaled:
+        loss, unscaled = self._amp_loss.take(), self._amp_unscaled.take()
+        never = self._loss_has_been_scaled and not self._gradients_have_been_unscaled
+        if unscaled is None and (never or loss is not None):
+            if loss is not None:
+                self._amp_loss.note(loss)  # its gradients may be unscaled yet
             raise scaled_gradients()
         pairs = list(grads_and_vars)
         with tf.init_scope():
             self.build([variable for _, variable in pairs])
-        self._amp_end(pairs, False, self._amp_loss.take(), self._amp_flags.take())
+        self._amp_end(pairs, False, loss, self._amp_flags.take())
 
     def get_config(self) -> dict[str, Any]:
         """Return the configuration of Keras's own LossScaleOptimizer."""

@@ -13,6 +13,7 @@ from .._types import Gradient, Tensor
 from ..distributed.distributed import TensorFlowDistributed
 from ..precision.modes import Mode
 from ..precision.tapes import KEPT_REGIONS, Tapes
+from .optimizers import note_scaled
 from .prepared_optimizer import PreparedOptimizer
 from .scaler import DeviceScaler
 from .step_tracing import StepTracing
@@ -65,8 +66,10 @@ class TensorFlowScaledLoss:
 
     @property
     def value(self) -> Tensor:
-        """The scaled loss, float32."""
+        """The scaled loss, float32. Its gradients may be given to the prepared optimizers, as Keras's loops do."""
         seed = self._seed()
+        for prepared in self._optimizers:
+            note_scaled(prepared.outer, self._loss)
         loss = tf.cast(self._loss, tf.float32)
         return loss if seed is None else loss * seed
 
