@@ -26,8 +26,6 @@ nox.options.envdir = ".venv/nox"
 nox.options.error_on_missing_interpreters = True
 nox.options.download_python = "never"
 
-PYTHON = "3.11"
-
 # Each process reads compiled modules, also where Python is told to write none: importing a framework then takes a third
 # of the time. uv compiles none when it installs. They lie apart from the sources, and outlive an environment made anew.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
@@ -35,15 +33,29 @@ os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(".venv/bytecode").absolute
 
 
 def find_python(version: str) -> str | None:
-    """Return an interpreter of this version, on the path or of pyenv; None where there is none."""
+    """Return an interpreter of this version, on the path or of pyenv; None where there is none.
+
+    One that holds its library is faster than one that is linked to ``libpython``, by a fifth; it is preferred where its
+    headers are installed too, which torch.compile needs.
+    """
+    folders = os.environ.get("PATH", "").split(os.pathsep)
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found = [shutil.which(f"python{version}"), *map(str, sorted(pyenv.glob(f"{version}.*/bin/python{version}")))]
-    for path in filter(None, found):
-        if not subprocess.run([path, "-c", ""], check=False, capture_output=True, timeout=60).returncode:
-            return path
-    return None
+    places = [*(Path(folder) for folder in folders if folder), *sorted(pyenv.glob(f"{version}.*/bin"))]
+    found = {}
+    for path in filter(os.path.isfile, (place / f"python{version}" for place in places)):
+        run = subprocess.run([path, "-c", IS_FAST], check=False, capture_output=True, text=True, timeout=60)
+        if not run.returncode:
+            found.setdefault(run.stdout.strip(), str(path))
+    return found.get("True", found.get("False"))
 
 
+IS_FAST = """
+import os, sys, sysconfig
+maps = "/proc/self/maps"
+linked = "libpython" in open(maps).read() if os.path.exists(maps) else True
+print(not linked and os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))
+"""
+PYTHON = find_python("3.11") or "3.11"
 NEWER = find_python("3.13")
 # What fails soon first, then long ones: `everything` starts them in this order.
 nox.options.sessions = [

@@ -45,7 +45,6 @@ def weights(text: str, name: str, flag: bool | None) -> list[Any]:
     space: dict[str, Any] = {"__name__": name}
     exec(compile(text, name, "exec"), space)
     found = space["main"](*([] if flag is None else [flag]))
-    tf.keras.backend.clear_session()
     return found
 
 

@@ -73,6 +73,12 @@ def test_it_is_not_guessed_whose_the_variables_are():
         session().prepare(*models, keras.optimizers.SGD(0.1), keras.optimizers.SGD(0.1))
 
 
+def test_messages_call_an_optimizer_by_its_own_class():
+    amp, _, optimizer = prepared("float32", loss_scale=4.0)
+    with pytest.raises(ua.StepOrderError, match=r"amp\.step\(SGD\)"):
+        amp.step(optimizer)
+
+
 def test_a_model_without_variables():
     model = keras.Sequential([keras.layers.Dense(2)])
     with pytest.raises(ua.PrepareError, match="has no variables yet"):

@@ -75,7 +75,7 @@ class OfThisStep(Generic[T]):
 
 
 def note_scaled(outer: Any, loss: Tensor) -> None:
-    """Note that ``loss`` was scaled, as if by the prepared optimizer's own call: it may be given gradients of it next."""
+    """Note that ``loss`` was scaled as the prepared optimizer's own call scales it: its gradients may come next."""
     if is_prepared(outer):
         outer._amp_note_scaled(loss)
 
@@ -220,13 +220,14 @@ class _UnscalingGradients(NativeBase):
 
 
 @functools.cache
-def prepared_class() -> type:
-    """Return the class of prepared optimizers for the installed Keras."""
+def prepared_class(name: str = "AmpOptimizer") -> type:
+    """Return the class of prepared optimizers for the installed Keras; messages call them by ``name``."""
     form, base = (_ScalingLoss, NATIVE) if SCALES_LOSS else (_UnscalingGradients, _current_kind())
 
     class AmpOptimizer(form, base):  # type: ignore[misc, valid-type]  # the base depends on the Keras installed
         __doc__ = form.__doc__
 
+    AmpOptimizer.__name__ = AmpOptimizer.__qualname__ = name
     return disguised(AmpOptimizer, base)
 
 

@@ -124,7 +124,7 @@ class Preparation:
         plain = scaler is None and spec.accumulate_steps == 1 and not (own or counted)
         if plain and not _keras_would_scale(spec):
             return optimizer
-        kind = optimizers.prepared_class()
+        kind = optimizers.prepared_class(type(optimizer).__name__)
         outer: Optimizer = kind(optimizer, scaler or DeviceScaler(spec.loss_scale, True), spec.accumulate_steps)
         outer.build(list(applied.values()))
         return outer
