@@ -44,8 +44,7 @@ def weights(text: str, name: str, flag: bool | None) -> list[Any]:
     seed()
     space: dict[str, Any] = {"__name__": name}
     exec(compile(text, name, "exec"), space)
-    found = space["main"](*([] if flag is None else [flag]))
-    return found
+    return list(space["main"](*([] if flag is None else [flag])))
 
 
 @pytest.mark.parametrize("name", NAMES)
