@@ -20,7 +20,7 @@ class OldObjects:
     """What outlives a file of tests is not looked through at each later collection.
 
     Frameworks keep graphs, traces and compiled code: late in a process of all three, one collection takes seconds, and
-    Keras and many tests ask for one. What has died since is collected after every 25th file. Python looks through new
+    Keras and many tests ask for one. What has died since is collected after every 20th file. Python looks through new
     objects a tenth as often as it does by itself: tracing makes many, and few of them are garbage.
     """
 
@@ -33,7 +33,7 @@ class OldObjects:
         if nextitem is None or nextitem.path == item.path:
             return
         self._files += 1
-        if self._files % 25 == 0:
+        if self._files % 20 == 0:
             gc.unfreeze()
         gc.collect()
         gc.freeze()
