@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import threading
 import time
+from multiprocessing.connection import Connection
 
 import pytest
 import toy.registered  # noqa: F401
@@ -82,7 +83,11 @@ def fails_to_join(_index, _count, _folder):
     raise ZeroDivisionError("on purpose")
 
 
-def test_the_only_case_fails_where_processes_cannot_join():
+@pytest.mark.parametrize("later", [0.0, 0.5])
+def test_the_only_case_fails_where_processes_cannot_join(monkeypatch, later):
+    """Also where they died before they were sent their work."""
+    send = Connection.send
+    monkeypatch.setattr(Connection, "send", lambda pipe, sent: (time.sleep(later), send(pipe, sent)))
     running = RankProcesses(2, METHOD, fails_to_join)
     try:
         answers = answers_of(running, dying, [RankCase("only", ((),), SCALE)])

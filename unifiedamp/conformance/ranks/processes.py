@@ -77,7 +77,8 @@ class RankProcesses:
         if begins:
             self._start()
         for pipe in self._pipes:
-            pipe.send((program, args, self.seconds))
+            with contextlib.suppress(BrokenPipeError):  # it died as it began; what it said last is read below
+                pipe.send((program, args, self.seconds))
         answers: list[list[Any]] = [[] for _ in self._pipes]
         try:
             why = self._collect(answers, self._starting if begins else 0.0)
