@@ -20,13 +20,11 @@ class OldObjects:
     """What outlives a file of tests is not looked through at each later collection.
 
     Frameworks keep graphs, traces and compiled code: late in a process of all three, one collection takes seconds, and
-    Keras and many tests ask for one. What has died since is collected after every 20th file. Python looks through new
-    objects a tenth as often as it does by itself: tracing makes many, and few of them are garbage.
+    Keras and many tests ask for one. What has died since is collected after every 20th file.
     """
 
     def __init__(self):
         self._files = 0
-        gc.set_threshold(10_000, 10, 10)
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self, item, nextitem):
