@@ -79,7 +79,8 @@ class HostLoops:
         for optimizer in optimizers:
             self._training.zero_grad(optimizer)
         gone = {id(optimizer) for optimizer in optimizers}
-        self._prepared.optimizers = [each for each in self._prepared.optimizers if id(each) not in gone]
+        kept = self._prepared.optimizers  # in place: others hold the list
+        kept[:] = [each for each in kept if id(each) not in gone]
 
     # -- gradients that wait while another optimizer's step updates the scale ------------------------------------
 
