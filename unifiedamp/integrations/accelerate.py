@@ -25,6 +25,7 @@ require("accelerate", "1.1", "unifiedamp.integrations.accelerate")
 
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import extract_model_from_parallel
 
 from .host_steps import HostSteps
 from .session_scaler import SessionScaler
@@ -61,7 +62,9 @@ class AmpMethods:
     # -- setting up ----------------------------------------------------------------------------------------------
 
     def prepare_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        """Prepare a model: its forward pass runs under the policy."""
+        """Prepare a model: its forward pass runs under the policy, also where another Accelerator has prepared it."""
+        if getattr(model, "_is_accelerate_prepared", False) and model not in self._models:  # type: ignore[attr-defined]
+            model = _unprepared(model)
         plain = getattr(model, "_orig_mod", model)  # of torch.compile
         if not getattr(model, "_is_accelerate_prepared", False):
             self._unifiedamp.add_model(plain)
@@ -181,6 +184,11 @@ def attach_source(accelerator: Any, source: SessionSource) -> Any:
     kind = type(accelerator)
     if isinstance(accelerator, AmpMethods):
         raise ConfigError("attach: this Accelerator has a session already")
+    if accelerator._models or accelerator._optimizers:
+        raise ConfigError(
+            "attach: this Accelerator has prepared a model or an optimizer already, which would train without the "
+            "session; call attach before accelerator.prepare, and before train and evaluate of a Trainer"
+        )
     _begin(accelerator, source, "attach")
     accelerator.__class__ = AmpAccelerator if kind is Accelerator else type(kind.__name__, (AmpMethods, kind), {})
     return accelerator
@@ -217,6 +225,13 @@ class _NotingScaler(SessionScaler):
             if _plain(wrapped) is optimizer:
                 wrapped.last_step = outcome
         return outcome if closure is None else loss
+
+
+def _unprepared(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a model without its wrapper, and without what another Accelerator made of its forward pass."""
+    plain: torch.nn.Module = extract_model_from_parallel(model, keep_fp32_wrapper=False)
+    vars(getattr(plain, "_orig_mod", plain)).pop("_is_accelerate_prepared", None)
+    return plain
 
 
 def _run_under_policy(model: torch.nn.Module, amp: Amp) -> None:
