@@ -8,6 +8,7 @@ pytest.importorskip("accelerate")
 import probes
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import AutocastKwargs, GradScalerKwargs
 
 import unifiedamp as ua
 from unifiedamp.integrations.accelerate import AmpAccelerator, attach
@@ -52,3 +53,22 @@ def test_attaching_after_a_model_is_prepared_is_refused():
     trained(accelerator, Looks())
     with pytest.raises(ua.ConfigError, match=r"has prepared a model .* call attach before accelerator\.prepare"):
         attach(accelerator, "mixed_float16")
+
+
+def test_a_checkpoint_of_an_accelerator_without_a_scaler_is_loaded(tmp_path):
+    native = Accelerator(cpu=True)
+    trained(native, Looks())
+    native.save_state(tmp_path)
+    AcceleratorState._reset_state(True)
+    accelerator = AmpAccelerator(probes.session("float32", loss_scale=4.0))
+    model = accelerator.prepare(Looks())
+    with pytest.warns(ua.StateWarning, match="holds no loss scale: the run goes on from 4"):
+        accelerator.load_state(tmp_path)
+    assert model.weight.item() == 0.875
+    assert trained(accelerator, model).weight.item() == 0.75
+
+
+@pytest.mark.parametrize("handler", [GradScalerKwargs(init_scale=4.0), AutocastKwargs(enabled=False)])
+def test_settings_of_native_precision_are_refused(handler):
+    with pytest.raises(ua.ConfigError, match=f"{type(handler).__name__} in kwargs_handlers has no effect"):
+        AmpAccelerator("float32", cpu=True, kwargs_handlers=[handler])

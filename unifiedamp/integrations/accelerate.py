@@ -11,6 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -25,8 +26,9 @@ require("accelerate", "1.1", "unifiedamp.integrations.accelerate")
 
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.utils import extract_model_from_parallel
+from accelerate.utils import SCALER_NAME, extract_model_from_parallel
 
+from . import state
 from .host_steps import HostSteps
 from .session_scaler import SessionScaler
 from .session_source import SessionSource, refuse_strategy
@@ -53,6 +55,7 @@ class AmpMethods:
 
     _unifiedamp: HostSteps
     _unprepared: list[Any]
+    scaler: Any
 
     @property
     def amp(self) -> Amp:
@@ -92,6 +95,20 @@ class AmpMethods:
         self._unprepared = []
         self._unifiedamp.use_optimizers([])
         return super().free_memory(*objects)  # type: ignore[misc]  # Accelerator's
+
+    def load_state(self, input_dir: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Load a checkpoint, also that of an Accelerator which scales no loss."""
+        load = super().load_state  # type: ignore[misc]  # Accelerator's
+        if input_dir is None or (Path(input_dir) / SCALER_NAME).exists():
+            load(input_dir, *args, **kwargs)
+            return
+        scaler, self.scaler = self.scaler, None
+        try:
+            load(input_dir, *args, **kwargs)
+        finally:
+            self.scaler = scaler
+        if self.amp.loss_scale_settings.enabled:
+            state.warn_lacking(self.amp, f"loss scale: the run goes on from {self.amp.loss_scale:g}")
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -204,10 +221,24 @@ def _begin(accelerator: Any, source: SessionSource, where: str) -> None:
             f"{str(accelerator.mixed_precision)!r} of the Accelerator (an argument, `accelerate launch`, "
             "ACCELERATE_MIXED_PRECISION, or an Accelerator made before in this process); leave one of them out"
         )
+    _refuse_handlers(where, accelerator)
     accelerator._unifiedamp = HostSteps(source.begin(accelerator.device), "accelerator.backward(loss)")
     accelerator._unifiedamp.use_optimizers([])  # of an accelerator before
     accelerator._unprepared = []
     accelerator.scaler = _NotingScaler(accelerator._unifiedamp, accelerator)
+
+
+def _refuse_handlers(where: str, accelerator: Any) -> None:
+    """Refuse settings of a native scaler and of native autocasting, which would have no effect."""
+    advice = {
+        "scaler_handler": "pass loss_scale=ua.DynamicLossScale(...)",
+        "autocast_handler": "choose the policy, or write accelerator.autocast(AutocastKwargs(enabled=False)) around code",
+    }
+    for name, instead in advice.items():
+        handler = getattr(accelerator, name, None)
+        if handler is not None:
+            kind = type(handler).__name__
+            raise ConfigError(f"{where}: {kind} in kwargs_handlers has no effect beside a session; {instead} instead")
 
 
 class _NotingScaler(SessionScaler):
