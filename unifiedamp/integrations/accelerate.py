@@ -56,6 +56,7 @@ class AmpMethods:
     _unifiedamp: HostSteps
     _unprepared: list[Any]
     scaler: Any
+    _models: list[Any]  # Accelerator's
 
     @property
     def amp(self) -> Amp:
@@ -66,7 +67,7 @@ class AmpMethods:
 
     def prepare_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         """Prepare a model: its forward pass runs under the policy, also where another Accelerator has prepared it."""
-        if getattr(model, "_is_accelerate_prepared", False) and model not in self._models:  # type: ignore[attr-defined]
+        if getattr(model, "_is_accelerate_prepared", False) and model not in self._models:
             model = _unprepared(model)
         plain = getattr(model, "_orig_mod", model)  # of torch.compile
         if not getattr(model, "_is_accelerate_prepared", False):
@@ -232,7 +233,7 @@ def _refuse_handlers(where: str, accelerator: Any) -> None:
     """Refuse settings of a native scaler and of native autocasting, which would have no effect."""
     advice = {
         "scaler_handler": "pass loss_scale=ua.DynamicLossScale(...)",
-        "autocast_handler": "choose the policy, or write accelerator.autocast(AutocastKwargs(enabled=False)) around code",
+        "autocast_handler": "choose the policy, or accelerator.autocast(AutocastKwargs(enabled=False)) around code",
     }
     for name, instead in advice.items():
         handler = getattr(accelerator, name, None)

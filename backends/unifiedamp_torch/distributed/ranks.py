@@ -108,8 +108,8 @@ class TrainingRanks:
         """
         if any(map(is_joining, self._copies)):
             raise errors.UnsupportedError(
-                "amp.step: DistributedDataParallel is in torch's Join, where a rank that has run out of inputs makes no "
-                f"steps, and {why}; give all ranks equally many batches{instead}"
+                "amp.step: DistributedDataParallel is in torch's Join, where a rank that has run out of inputs makes "
+                f"no steps, and {why}; give all ranks equally many batches{instead}"
             )
 
     def reduce(self, tensor: torch.Tensor, operation: Literal["max", "sum"] = "max") -> None:

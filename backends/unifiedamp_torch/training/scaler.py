@@ -20,7 +20,6 @@ from .kernel_skips import step_in_kernel
 from .native_calls import run_step
 from .scale_state import DeviceScale, Found, HostScale, ScaleHolder
 
-
 OTHER_SCALES = ", or use loss_scale=StaticLossScale(...) or a policy without a loss scale, such as 'mixed_bfloat16'"
 
 
