@@ -72,3 +72,10 @@ def test_a_checkpoint_of_an_accelerator_without_a_scaler_is_loaded(tmp_path):
 def test_settings_of_native_precision_are_refused(handler):
     with pytest.raises(ua.ConfigError, match=f"{type(handler).__name__} in kwargs_handlers has no effect"):
         AmpAccelerator("float32", cpu=True, kwargs_handlers=[handler])
+
+
+def test_uneven_inputs_under_a_loss_scale_are_refused(monkeypatch):
+    monkeypatch.setattr(AmpAccelerator, "num_processes", 2)
+    accelerator = AmpAccelerator(probes.session("float32", loss_scale=4.0))
+    with pytest.raises(ua.UnsupportedError, match="join_uneven_inputs: processes skip a step together"):
+        accelerator.join_uneven_inputs([accelerator.prepare(Looks())])

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ConfigError
+from ..errors import ConfigError, UnsupportedError
 from ..policy import Policy
 from ..session import Amp
 from .versions import require
@@ -129,6 +129,20 @@ class AmpMethods:
             self._unifiedamp.backward(loss, functools.partial(_differentiate, kwargs))
         else:
             self._unifiedamp.backward(loss, retain_graph=bool(kwargs.get("retain_graph")))
+
+    def join_uneven_inputs(self, *args: Any, **kwargs: Any) -> Any:
+        """Train on other numbers of batches in each process, without a loss scale.
+
+        Raises:
+            UnsupportedError: losses are scaled.
+        """
+        if self.amp.loss_scale_settings.enabled and self.num_processes > 1:  # type: ignore[attr-defined]  # Accelerator's
+            raise UnsupportedError(
+                "accelerator.join_uneven_inputs: processes skip a step together under a loss scale, and one that has "
+                "run out of batches would not answer the others; give all as many batches "
+                "(Accelerator's even_batches=True), or use a policy without a loss scale, such as 'mixed_bfloat16'"
+            )
+        return super().join_uneven_inputs(*args, **kwargs)  # type: ignore[misc]  # Accelerator's
 
     @property
     def _accumulating(self) -> bool:
