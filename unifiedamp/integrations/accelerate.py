@@ -237,7 +237,8 @@ def _begin(accelerator: Any, source: SessionSource, where: str) -> None:
             "ACCELERATE_MIXED_PRECISION, or an Accelerator made before in this process); leave one of them out"
         )
     _refuse_handlers(where, accelerator)
-    accelerator._unifiedamp = HostSteps(source.begin(accelerator.device), "accelerator.backward(loss)")
+    amp, step = source.begin(accelerator.device), "the step() of what accelerator.prepare returned"
+    accelerator._unifiedamp = HostSteps(amp, "accelerator.backward(loss)", step)
     accelerator._unifiedamp.use_optimizers([])  # of an accelerator before
     accelerator._unprepared = []
     accelerator.scaler = _NotingScaler(accelerator._unifiedamp, accelerator)

@@ -27,13 +27,14 @@ class HostSteps:
     Args:
         amp: a session on torch.
         backward: how users of the trainer differentiate a loss, for messages.
+        step: how they step, likewise.
 
     Attributes:
         amp: the session.
         models: the models, in the order in which they were added.
     """
 
-    def __init__(self, amp: Amp, backward: str) -> None:
+    def __init__(self, amp: Amp, backward: str, step: str) -> None:
         self.amp = amp
         self.models: list[torch.nn.Module] = []
         self._backward = backward
@@ -41,7 +42,7 @@ class HostSteps:
         self._order: Any = amp.step_loop.order
         self._host: Any = amp.backend.interop.host_loops
         self._order.end_with_each_step()
-        self._host.begin()
+        self._host.begin(backward, step)
         self._ran = self._complete = False
         self._window_loss: torch.Tensor | None = None
         self._trackers: dict[int, list[AppliedSteps]] = {}

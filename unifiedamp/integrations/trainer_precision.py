@@ -62,7 +62,7 @@ class TrainerPrecision:
         check_strategy(strategy)
         amp = self._source.begin(strategy.root_device)
         if self._steps is None:
-            self._steps = HostSteps(amp, "self.manual_backward(loss)")
+            self._steps = HostSteps(amp, "self.manual_backward(loss)", "the step() of self.optimizers()")
         return self._steps
 
     def connect(self, model: Any, optimizers: list[Any], lr_schedulers: list[Any]) -> tuple[Any, list[Any], list[Any]]:

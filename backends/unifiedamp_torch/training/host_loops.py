@@ -31,8 +31,13 @@ class HostLoops:
         self._context, self._training = context, training
         self._prepared, self._steps, self._scaler = context.prepared, context.steps, context.scaler
 
-    def begin(self) -> None:
-        """Let each step of an optimizer update the scale from here on."""
+    def begin(self, backward: str, step: str) -> None:
+        """Let each step of an optimizer update the scale from here on.
+
+        Args:
+            backward, step: how users of the loop differentiate a loss and step, for messages.
+        """
+        self._context.native.name_calls(backward, step)
         if isinstance(self._steps, ScaledSteps):
             self._steps.per_optimizer = True
 
