@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,6 +46,7 @@ class HostSteps:
         self._host.begin(backward, step)
         self._ran = self._complete = False
         self._window_loss: torch.Tensor | None = None
+        self._replaced: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._trackers: dict[int, list[AppliedSteps]] = {}
 
     # -- models, optimizers, schedulers --------------------------------------------------------------------------
@@ -56,16 +58,48 @@ class HostSteps:
             self.models.append(model)
 
     def add_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
-        """Prepare optimizers of the models. Idempotent."""
+        """Prepare optimizers of the models; those that trained the same parameters are forgotten. Idempotent."""
         new = [optimizer for optimizer in optimizers if id(optimizer) not in self._order.slots]
         if not new:
             return
+        waiting = self._waiting(new)
+        taken = self._trained(new)
+        replaced = [each for each in self.optimizers if not taken.isdisjoint(self._trained([each]))]
+        self._forget(replaced)
+        self._replaced.update(replaced)
+        self._replaced.difference_update(new)
         self.amp.prepare(*self.models, *new)
+        for tensor, grad in waiting:
+            tensor.grad = grad
         for optimizer in new:
             # A loss may have been differentiated before its optimizer was known.
             self._order.slot(optimizer, "prepare").scaled = self._ran
         self._complete = self._covers()
         self._host.keep_gradients(self._complete and len(self._order.slots) == 1)
+
+    def _waiting(self, new: Sequence[Optimizer]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the scaled gradients of losses that were differentiated before their optimizers were known, with
+        what has them.
+        """
+        done = self._trained(self._without_scale())
+        params = [param for optimizer in new for param in _params(optimizer) if self._ran]
+        waiting = [each for param in params if id(self._host.trained(param)) not in done for each in self._both(param)]
+        return [(tensor, tensor.grad) for tensor in waiting if tensor.grad is not None]
+
+    def _both(self, param: torch.Tensor) -> list[torch.Tensor]:
+        """Return a parameter and its master weight, if it has one."""
+        master = self._host.trained(param)
+        return [param] if master is param else [param, master]
+
+    def _trained(self, optimizers: Sequence[Optimizer]) -> set[int]:
+        return {id(self._host.trained(param)) for optimizer in optimizers for param in _params(optimizer)}
+
+    def _forget(self, gone: Sequence[Optimizer]) -> None:
+        """Forget optimizers that are no longer used; their gradients are dropped."""
+        self._host.release(gone)
+        for optimizer in gone:
+            self._order.release(optimizer)
+            self._trackers.pop(id(optimizer), None)
 
     def _covers(self) -> bool:
         known = {id(param) for slot in self._order.slots.values() for param in _params(slot.optimizer)}
@@ -80,11 +114,7 @@ class HostSteps:
     def use_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
         """Prepare the optimizers of a new run, and forget those of the run before."""
         kept = {id(optimizer) for optimizer in optimizers}
-        gone = [slot.optimizer for slot in self._order.slots.values() if id(slot.optimizer) not in kept]
-        self._host.release(gone)
-        for optimizer in gone:
-            self._order.release(optimizer)
-            self._trackers.pop(id(optimizer), None)
+        self._forget([each for each in self.optimizers if id(each) not in kept])
         self._ran = False
         self.add_optimizers(optimizers)
 
@@ -232,8 +262,13 @@ class HostSteps:
         """Check that a loss was differentiated since the optimizer's last step.
 
         Raises:
-            StepOrderError: none was, and gradients are scaled.
+            StepOrderError: none was, and gradients are scaled; or a later optimizer trains its parameters.
         """
+        if optimizer in self._replaced:
+            raise StepOrderError(
+                f"{type(optimizer).__name__}.{call}: an optimizer that was prepared later trains parameters of this one, "
+                "and a parameter has one gradient, which is the later one's; use that, or give them different parameters"
+            )
         if id(optimizer) not in self._order.slots:
             self.add_optimizers([optimizer])
         slot = self._order.slot(optimizer, call)
