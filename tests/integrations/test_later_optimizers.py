@@ -1,9 +1,10 @@
 """Optimizers that a loop makes later than others, in Fabric and Accelerate: for another model, or for the same one."""
 
-import probes
 import pytest
 
 torch = pytest.importorskip("torch")
+
+import probes
 
 import unifiedamp as ua
 

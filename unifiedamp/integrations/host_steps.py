@@ -266,8 +266,9 @@ class HostSteps:
         """
         if optimizer in self._replaced:
             raise StepOrderError(
-                f"{type(optimizer).__name__}.{call}: an optimizer that was prepared later trains parameters of this one, "
-                "and a parameter has one gradient, which is the later one's; use that, or give them different parameters"
+                f"{type(optimizer).__name__}.{call}: an optimizer that was prepared later trains parameters of this "
+                "one, and a parameter has one gradient, which is the later one's; use that one, or give them different "
+                "parameters"
             )
         if id(optimizer) not in self._order.slots:
             self.add_optimizers([optimizer])
