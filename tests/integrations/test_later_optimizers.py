@@ -16,7 +16,7 @@ POLICIES = {
 
 
 class Loop:
-    """One loop of both: ``setup`` for a model, ``optimizer`` for a further optimizer, ``step``."""
+    """The calls of both: ``model`` and ``optimizer`` prepare one, ``step`` trains."""
 
     def __init__(self, host, policy):
         amp = probes.session(policy, **POLICIES[policy])
@@ -59,6 +59,27 @@ def test_the_first_step_of_each_model_is_applied(host, policy):
             loop.step(model, optimizer, 1.0)
     assert [weight(model) for model in models] == [0.75, 0.75]
     assert loop.amp.applied_steps == 4
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_backward_pass_that_failed_before_the_optimizer_was_known_leaves_nothing(host):
+    loop = Loop(host, "float32")
+    model = loop.model(torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)))
+    torch.nn.init.ones_(next(model.parameters()))
+    last = list(model.parameters())[1]
+    torch.nn.init.ones_(last)
+
+    def fail(_):
+        raise KeyboardInterrupt
+
+    hook = next(model.parameters()).register_hook(fail)  # after the last layer has its gradient
+    with pytest.raises(KeyboardInterrupt):
+        loop.backward(model(torch.ones(1)).sum())
+    hook.remove()
+    optimizer = loop.optimizer(sgd(model, 0.125))
+    loop.backward(model(torch.ones(1)).sum())
+    optimizer.step()
+    assert last.item() == 0.875
 
 
 @pytest.mark.parametrize("policy", POLICIES)

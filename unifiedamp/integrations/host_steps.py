@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..backend import StepResult
-from ..errors import StepOrderError, UnsupportedError
+from ..errors import LossError, StepOrderError, UnsupportedError
 from ..session import Amp
 from ..training.step_order import Slot
 from . import applied_steps
@@ -152,7 +152,14 @@ class HostSteps:
         self._order.begin_scale(named)
         before = [self._host.versions(slot.optimizer) for slot in unscaled]
         optimizers = [slot.optimizer for slot in named]
-        self._loop.interruptions.run(slots, "backward", self._differentiate, loss, optimizers, by_hand, retain_graph)
+        run = self._loop.interruptions.run
+        try:
+            run(slots, "backward", self._differentiate, loss, optimizers, by_hand, retain_graph)
+        except LossError:
+            raise
+        except BaseException:
+            self._drop_unowned()
+            raise
         self._ran = True
         if self._loop.measure is not None:
             # Trainers divide each loss by the number of micro-batches, so that the window's loss is their sum.
@@ -162,6 +169,14 @@ class HostSteps:
         for slot, versions in zip(unscaled, before, strict=True):
             if self._host.versions(slot.optimizer) != versions:
                 raise self._late(slot)
+
+    def _drop_unowned(self) -> None:
+        """Drop the gradients of optimizers that are not known yet: those of others are dropped with their windows."""
+        known = self._trained(self.optimizers)
+        for model in self.models:
+            for param in model.parameters():
+                if id(self._host.trained(param)) not in known:
+                    param.grad = None
 
     def _check_window(self, slots: Sequence[Slot]) -> None:
         """Refuse to accumulate in master weights, where DistributedDataParallel cannot reduce what they hold."""
