@@ -140,6 +140,17 @@ def test_optimizers_that_are_made_during_a_run(kind):
     assert plugin.amp.state_dict()["state"]["applied_steps"] == 4
 
 
+def test_optimizers_that_are_made_inside_a_window_get_what_it_has_accumulated():
+    class Anew(Module):
+        def on_train_batch_start(self, batch, batch_idx):
+            if batch_idx == 1:
+                self.trainer.strategy.setup_optimizers(self.trainer)
+
+    module, plugin = Anew(), AmpPrecision(probes.session(loss_scale=64.0))
+    probes.quiet_trainer(pl, plugin, accumulate_grad_batches=2).fit(module, batches([1.0, 3.0]))
+    assert float(module.net.weight.detach()) == 1 - 0.125 * 2
+
+
 @pytest.mark.parametrize("error", [RuntimeError("mine"), KeyboardInterrupt()])
 def test_a_run_that_failed_starts_anew(error):
     module, plugin = Module(), AmpPrecision(probes.session(loss_scale=64.0))

@@ -69,8 +69,7 @@ class HostSteps:
         self._replaced.update(replaced)
         self._replaced.difference_update(new)
         self.amp.prepare(*self.models, *new)
-        for tensor, grad in waiting:
-            tensor.grad = grad
+        self._host.restore_gradients(new, waiting)
         for optimizer in new:
             # A loss may have been differentiated before its optimizer was known.
             self._order.slot(optimizer, "prepare").scaled = self._ran
@@ -117,6 +116,12 @@ class HostSteps:
         self._forget([each for each in self.optimizers if id(each) not in kept])
         self._ran = False
         self.add_optimizers(optimizers)
+
+    def exchange_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
+        """Go on with other optimizers in the same run; what an open window has accumulated is theirs."""
+        self.add_optimizers(optimizers)
+        kept = {id(optimizer) for optimizer in optimizers}
+        self._forget([each for each in self.optimizers if id(each) not in kept])
 
     def hold(self, scheduler: Any) -> None:
         """Hold a scheduler where all steps of its optimizer since its own last one were skipped. Idempotent."""

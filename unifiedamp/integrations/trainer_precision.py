@@ -69,16 +69,22 @@ class TrainerPrecision:
         """Prepare the optimizers of a run, and hold its schedulers on skipped steps."""
         if self._steps is not None:
             self._steps.use_optimizers([each for each in optimizers if _is_real(each)])
-            for config in lr_schedulers:
-                self._steps.hold(config.scheduler)
+            self._hold(self._steps, lr_schedulers)
         self._connected = optimizers
         return model, optimizers, lr_schedulers
+
+    @staticmethod
+    def _hold(steps: HostSteps, lr_schedulers: list[Any]) -> None:
+        for config in lr_schedulers:
+            steps.hold(config.scheduler)
 
     def _connect_new(self, model: Any) -> None:
         """Go on with optimizers that were made during the run, as by ``strategy.setup_optimizers``."""
         strategy = model.trainer.strategy
         if strategy.optimizers is not self._connected:
-            self.connect(model, strategy.optimizers, strategy.lr_scheduler_configs)
+            self._running.exchange_optimizers([each for each in strategy.optimizers if _is_real(each)])
+            self._hold(self._running, strategy.lr_scheduler_configs)
+            self._connected = strategy.optimizers
 
     # -- one step ------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ from .scaled_steps import ScaledSteps
 from .step_context import StepContext
 from .training import TorchTraining
 
+Gradient = tuple[torch.Tensor, torch.Tensor]
+
 
 class HostLoops:
     """What a session does for such a loop.
@@ -78,6 +80,13 @@ class HostLoops:
     def trained(self, param: torch.Tensor) -> torch.Tensor:
         """Return what optimizers train in place of a model's parameter: its master weight, or itself."""
         return self._prepared.masters.master(param)
+
+    def restore_gradients(self, optimizers: Sequence[Optimizer], scaled: Sequence[Gradient]) -> None:
+        """Give tensors their gradients of scaled losses back, for optimizers that were prepared meanwhile."""
+        for tensor, grad in scaled:
+            tensor.grad = grad
+        if scaled:
+            self._context.native.note_scaled(optimizers)
 
     def release(self, optimizers: Sequence[Optimizer]) -> None:
         """Forget optimizers that are no longer used; their gradients are dropped."""

@@ -147,6 +147,11 @@ class NativeCalls:
             if id(optimizer) in self._pending:
                 self._pending[id(optimizer)].used = True
 
+    def note_scaled(self, optimizers: Sequence[Optimizer]) -> None:
+        """Note that optimizers have gradients of scaled losses, which were differentiated before they were known."""
+        for optimizer in optimizers:
+            self._pending.setdefault(id(optimizer), Pending(used=True))
+
     def check_unused(self, optimizers: Sequence[Optimizer]) -> None:
         """Refuse a first block that ends with gradients although its scaled loss was not used.
 
