@@ -106,6 +106,51 @@ def test_a_second_fit_goes_on_with_new_optimizers():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", ["automatic", "manual"])
+def test_optimizers_that_are_made_during_a_run(kind):
+    """With a schedule, which is held on the skipped step."""
+
+    class Anew(Module):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = kind == "automatic"
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.125 * (1 + self.current_epoch))
+            schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+        def on_train_epoch_start(self):
+            if self.current_epoch:
+                self.trainer.strategy.setup_optimizers(self.trainer)
+
+        def training_step(self, batch, batch_idx):
+            if self.automatic_optimization:
+                return super().training_step(batch, batch_idx)
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(self.net(batch))
+            optimizer.step()
+            self.lr_schedulers().step()
+            return None
+
+    module, plugin = Anew(), AmpPrecision(probes.session(loss_scale=ua.DynamicLossScale(64.0)))
+    probes.quiet_trainer(pl, plugin, max_epochs=2).fit(module, batches([1.0, float("inf"), 1.0]))
+    assert float(module.net.weight.detach()) == 1 - 0.125 * 1.5 - 0.25 * 1.5
+    assert plugin.amp.state_dict()["state"]["applied_steps"] == 4
+
+
+def test_optimizers_that_are_made_inside_a_window_get_what_it_has_accumulated():
+    class Anew(Module):
+        def on_train_batch_start(self, batch, batch_idx):
+            if batch_idx == 1:
+                self.trainer.strategy.setup_optimizers(self.trainer)
+
+    module, plugin = Anew(), AmpPrecision(probes.session(loss_scale=64.0))
+    probes.quiet_trainer(pl, plugin, accumulate_grad_batches=2).fit(module, batches([1.0, 3.0]))
+    assert float(module.net.weight.detach()) == 1 - 0.125 * 2
+
+
 @pytest.mark.parametrize("error", [RuntimeError("mine"), KeyboardInterrupt()])
 def test_a_run_that_failed_starts_anew(error):
     module, plugin = Module(), AmpPrecision(probes.session(loss_scale=64.0))

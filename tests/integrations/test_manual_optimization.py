@@ -209,6 +209,17 @@ def test_a_raw_backward_is_refused_under_a_loss_scale():
     assert module.seen == [[0.875, 1.0]]
 
 
+def test_the_step_of_a_plain_optimizer_is_refused_under_a_loss_scale():
+    def train(self, x, _):
+        optimizer, _ = self.optimizers(use_pl_optimizer=False)
+        self.manual_backward(self.first(x))
+        optimizer.step()
+
+    expected = r"scaled .* by self\.manual_backward\(loss\).*; call the step\(\) of self\.optimizers\(\) instead"
+    with pytest.raises(ua.StepOrderError, match=expected):
+        fit(Manual(train), [1.0], loss_scale=4.0)
+
+
 def test_a_step_without_gradients_says_so():
     def train(self, x, _):
         one, two = self.optimizers()

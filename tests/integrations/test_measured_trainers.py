@@ -136,7 +136,7 @@ def test_a_window_that_was_interrupted_leaves_no_loss(tmp_path, monkeypatch):
 
     RunRequest("steps", (2,)).write(tmp_path)
     monkeypatch.setenv(VARIABLE, str(tmp_path))
-    steps = HostSteps(ua.Amp("torch", "float32", loss_scale=4.0, device="cpu"), "backward")
+    steps = HostSteps(ua.Amp("torch", "float32", loss_scale=4.0, device="cpu"), "backward", "step")
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
     steps.add_model(model)

@@ -124,6 +124,17 @@ def test_gradients_stay_for_the_trainers_hooks(host):
 
 
 @every_host
+def test_a_parameter_that_no_optimizer_has_is_refused(host):
+    class Exchanging(probes.Run):
+        def look(self):
+            super().look()
+            self.model.weight = torch.nn.Parameter(self.model.weight.detach().clone())
+
+    with pytest.raises(ua.PrepareError, match=r"'.*weight' came into the model after amp\.prepare"):
+        probes.run(host, Exchanging(probes.session(loss_scale=4.0), [1.0, 1.0]))
+
+
+@every_host
 def test_a_session_of_another_backend_is_refused(host):
     amp = ua.Amp("toy", "float32")
     with pytest.raises(ua.WrongObjectError, match="backend is 'toy'.*pass ua.Amp\\('torch'"):

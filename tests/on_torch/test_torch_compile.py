@@ -79,6 +79,27 @@ def test_the_closure_form_does_not_retrace():
     assert amp.applied_steps == 20
 
 
+def test_a_gradient_penalty_in_a_compiled_step_is_refused():
+    amp = session()
+    net = mlp()
+    model, optimizer = amp.prepare(net, torch.optim.SGD(net.parameters(), 0.1))
+
+    @amp.compile
+    def step(x):
+        def loss():
+            given = x.clone().requires_grad_()
+            out = model(given).logsumexp(1).mean()
+            (slope,) = torch.autograd.grad(out, given, create_graph=True)
+            return out + slope.square().mean()
+
+        amp.backward(loss, optimizer)
+        amp.step(optimizer)
+
+    with pytest.raises(ua.UnsupportedError, match=r"holds gradients .* leave the step uncompiled"):
+        step(batch()[0])
+    assert amp.applied_steps == 0
+
+
 def test_a_compiled_step_honours_op_overrides():
     def run(compiled, **overrides):
         amp = session(ua.Policy(compute_dtype="bfloat16", op_overrides=overrides))

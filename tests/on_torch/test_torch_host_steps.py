@@ -16,7 +16,7 @@ SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=2)
 @pytest.mark.parametrize("several", [1, 2])
 def test_each_step_has_the_findings_of_its_own_gradients(several):
     """What the step before found is forgotten, of this optimizer and of another one."""
-    steps = HostSteps(ua.Amp("torch", "float32", loss_scale=SCALE, device="cpu"), "backward")
+    steps = HostSteps(ua.Amp("torch", "float32", loss_scale=SCALE, device="cpu"), "backward", "step")
     models = [harness.probe([1.0]) for _ in range(several)]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.125) for model in models]
     for model in models:

@@ -17,6 +17,22 @@ def test_an_optimizer_that_needs_a_closure_is_refused():
         session().prepare(model, torch.optim.LBFGS(model.parameters()))
 
 
+class Lookahead(torch.optim.Optimizer):
+    """A wrapper as many are written, PostLocalSGDOptimizer of torch among them: without the base class's __init__."""
+
+    def __init__(self, optimizer):
+        self.optim, self.param_groups = optimizer, optimizer.param_groups
+
+    def step(self, closure=None):
+        return self.optim.step(closure)
+
+
+def test_an_optimizer_that_torch_did_not_set_up_is_refused():
+    model = mlp()
+    with pytest.raises(ua.PrepareError, match=r"Lookahead does not call .*prepare the optimizer .* attribute 'optim'"):
+        session().prepare(model, Lookahead(sgd(model)))
+
+
 def test_an_optimizer_over_another_model_is_refused():
     amp = session()
     with pytest.raises(ua.PrepareError, match=r"4 of the 4 parameters of SGD belong to no prepared model.*\(16, 8\)"):

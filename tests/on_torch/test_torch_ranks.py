@@ -91,7 +91,7 @@ def casts_late(_rank):
 
     model = mlp()
     fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
-    with pytest.raises(ua.PrepareError, match=r"cast the model before fully_shard \(model\.to\(torch\.bfloat16\)\)"):
+    with pytest.raises(ua.PrepareError, match=r"cast the model before it is sharded \(model\.to\(torch\.bfloat16\)\)"):
         session("bfloat16").prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     return True
 

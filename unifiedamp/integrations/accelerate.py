@@ -11,12 +11,13 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
 import torch
 
-from ..errors import ConfigError
+from ..errors import ConfigError, UnsupportedError
 from ..policy import Policy
 from ..session import Amp
 from .versions import require
@@ -25,7 +26,9 @@ require("accelerate", "1.1", "unifiedamp.integrations.accelerate")
 
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import SCALER_NAME, extract_model_from_parallel
 
+from . import state
 from .host_steps import HostSteps
 from .session_scaler import SessionScaler
 from .session_source import SessionSource, refuse_strategy
@@ -52,6 +55,8 @@ class AmpMethods:
 
     _unifiedamp: HostSteps
     _unprepared: list[Any]
+    scaler: Any
+    _models: list[Any]  # Accelerator's
 
     @property
     def amp(self) -> Amp:
@@ -61,7 +66,9 @@ class AmpMethods:
     # -- setting up ----------------------------------------------------------------------------------------------
 
     def prepare_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        """Prepare a model: its forward pass runs under the policy."""
+        """Prepare a model: its forward pass runs under the policy, also where another Accelerator has prepared it."""
+        if getattr(model, "_is_accelerate_prepared", False) and model not in self._models:
+            model = _unprepared(model)
         plain = getattr(model, "_orig_mod", model)  # of torch.compile
         if not getattr(model, "_is_accelerate_prepared", False):
             self._unifiedamp.add_model(plain)
@@ -90,6 +97,20 @@ class AmpMethods:
         self._unifiedamp.use_optimizers([])
         return super().free_memory(*objects)  # type: ignore[misc]  # Accelerator's
 
+    def load_state(self, input_dir: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Load a checkpoint, also that of an Accelerator which scales no loss."""
+        load = super().load_state  # type: ignore[misc]  # Accelerator's
+        if input_dir is None or (Path(input_dir) / SCALER_NAME).exists():
+            load(input_dir, *args, **kwargs)
+            return
+        scaler, self.scaler = self.scaler, None
+        try:
+            load(input_dir, *args, **kwargs)
+        finally:
+            self.scaler = scaler
+        if self.amp.loss_scale_settings.enabled:
+            state.warn_lacking(self.amp, f"loss scale: the run goes on from {self.amp.loss_scale:g}")
+
     # -- one step ------------------------------------------------------------------------------------------------
 
     @contextmanager
@@ -108,6 +129,20 @@ class AmpMethods:
             self._unifiedamp.backward(loss, functools.partial(_differentiate, kwargs))
         else:
             self._unifiedamp.backward(loss, retain_graph=bool(kwargs.get("retain_graph")))
+
+    def join_uneven_inputs(self, *args: Any, **kwargs: Any) -> Any:
+        """Train on other numbers of batches in each process, without a loss scale.
+
+        Raises:
+            UnsupportedError: losses are scaled.
+        """
+        if self.amp.loss_scale_settings.enabled and self.num_processes > 1:  # type: ignore[attr-defined]  # Accelerator's
+            raise UnsupportedError(
+                "accelerator.join_uneven_inputs: processes skip a step together under a loss scale, and one that has "
+                "run out of batches would not answer the others; give all as many batches "
+                "(Accelerator's even_batches=True), or use a policy without a loss scale, such as 'mixed_bfloat16'"
+            )
+        return super().join_uneven_inputs(*args, **kwargs)  # type: ignore[misc]  # Accelerator's
 
     @property
     def _accumulating(self) -> bool:
@@ -181,6 +216,11 @@ def attach_source(accelerator: Any, source: SessionSource) -> Any:
     kind = type(accelerator)
     if isinstance(accelerator, AmpMethods):
         raise ConfigError("attach: this Accelerator has a session already")
+    if accelerator._models or accelerator._optimizers:
+        raise ConfigError(
+            "attach: this Accelerator has prepared a model or an optimizer already, which would train without the "
+            "session; call attach before accelerator.prepare, and before train and evaluate of a Trainer"
+        )
     _begin(accelerator, source, "attach")
     accelerator.__class__ = AmpAccelerator if kind is Accelerator else type(kind.__name__, (AmpMethods, kind), {})
     return accelerator
@@ -196,10 +236,25 @@ def _begin(accelerator: Any, source: SessionSource, where: str) -> None:
             f"{str(accelerator.mixed_precision)!r} of the Accelerator (an argument, `accelerate launch`, "
             "ACCELERATE_MIXED_PRECISION, or an Accelerator made before in this process); leave one of them out"
         )
-    accelerator._unifiedamp = HostSteps(source.begin(accelerator.device), "accelerator.backward(loss)")
+    _refuse_handlers(where, accelerator)
+    amp, step = source.begin(accelerator.device), "the step() of what accelerator.prepare returned"
+    accelerator._unifiedamp = HostSteps(amp, "accelerator.backward(loss)", step)
     accelerator._unifiedamp.use_optimizers([])  # of an accelerator before
     accelerator._unprepared = []
     accelerator.scaler = _NotingScaler(accelerator._unifiedamp, accelerator)
+
+
+def _refuse_handlers(where: str, accelerator: Any) -> None:
+    """Refuse settings of a native scaler and of native autocasting, which would have no effect."""
+    advice = {
+        "scaler_handler": "pass loss_scale=ua.DynamicLossScale(...)",
+        "autocast_handler": "choose the policy, or accelerator.autocast(AutocastKwargs(enabled=False)) around code",
+    }
+    for name, instead in advice.items():
+        handler = getattr(accelerator, name, None)
+        if handler is not None:
+            kind = type(handler).__name__
+            raise ConfigError(f"{where}: {kind} in kwargs_handlers has no effect beside a session; {instead} instead")
 
 
 class _NotingScaler(SessionScaler):
@@ -217,6 +272,13 @@ class _NotingScaler(SessionScaler):
             if _plain(wrapped) is optimizer:
                 wrapped.last_step = outcome
         return outcome if closure is None else loss
+
+
+def _unprepared(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a model without its wrapper, and without what another Accelerator made of its forward pass."""
+    plain: torch.nn.Module = extract_model_from_parallel(model, keep_fp32_wrapper=False)
+    vars(getattr(plain, "_orig_mod", plain)).pop("_is_accelerate_prepared", None)
+    return plain
 
 
 def _run_under_policy(model: torch.nn.Module, amp: Amp) -> None:

@@ -95,7 +95,7 @@ class AmpPrecision(Precision):
         cast_later = low_param_dtype(self._source.policy) is None
         amp = self._source.begin(param.device if param is not None and cast_later else None)
         if self._steps is None:
-            self._steps = HostSteps(amp, "fabric.backward(loss)")
+            self._steps = HostSteps(amp, "fabric.backward(loss)", "the step() of what fabric.setup returned")
         while self._new:
             _check_parameters(self._new[0])
             self._steps.add_model(self._new[0])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ..backend import StepResult
-from ..errors import StepOrderError, UnsupportedError
+from ..errors import LossError, StepOrderError, UnsupportedError
 from ..session import Amp
 from ..training.step_order import Slot
 from . import applied_steps
@@ -27,13 +28,14 @@ class HostSteps:
     Args:
         amp: a session on torch.
         backward: how users of the trainer differentiate a loss, for messages.
+        step: how they step, likewise.
 
     Attributes:
         amp: the session.
         models: the models, in the order in which they were added.
     """
 
-    def __init__(self, amp: Amp, backward: str) -> None:
+    def __init__(self, amp: Amp, backward: str, step: str) -> None:
         self.amp = amp
         self.models: list[torch.nn.Module] = []
         self._backward = backward
@@ -41,9 +43,10 @@ class HostSteps:
         self._order: Any = amp.step_loop.order
         self._host: Any = amp.backend.interop.host_loops
         self._order.end_with_each_step()
-        self._host.begin()
+        self._host.begin(backward, step)
         self._ran = self._complete = False
         self._window_loss: torch.Tensor | None = None
+        self._replaced: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._trackers: dict[int, list[AppliedSteps]] = {}
 
     # -- models, optimizers, schedulers --------------------------------------------------------------------------
@@ -55,16 +58,47 @@ class HostSteps:
             self.models.append(model)
 
     def add_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
-        """Prepare optimizers of the models. Idempotent."""
+        """Prepare optimizers of the models; those that trained the same parameters are forgotten. Idempotent."""
         new = [optimizer for optimizer in optimizers if id(optimizer) not in self._order.slots]
         if not new:
             return
+        waiting = self._waiting(new)
+        taken = self._trained(new)
+        replaced = [each for each in self.optimizers if not taken.isdisjoint(self._trained([each]))]
+        self._forget(replaced)
+        self._replaced.update(replaced)
+        self._replaced.difference_update(new)
         self.amp.prepare(*self.models, *new)
+        self._host.restore_gradients(new, waiting)
         for optimizer in new:
             # A loss may have been differentiated before its optimizer was known.
             self._order.slot(optimizer, "prepare").scaled = self._ran
         self._complete = self._covers()
         self._host.keep_gradients(self._complete and len(self._order.slots) == 1)
+
+    def _waiting(self, new: Sequence[Optimizer]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the scaled gradients of losses that were differentiated before their optimizers were known, with
+        what has them.
+        """
+        done = self._trained(self._without_scale())
+        params = [param for optimizer in new for param in _params(optimizer) if self._ran]
+        waiting = [each for param in params if id(self._host.trained(param)) not in done for each in self._both(param)]
+        return [(tensor, tensor.grad) for tensor in waiting if tensor.grad is not None]
+
+    def _both(self, param: torch.Tensor) -> list[torch.Tensor]:
+        """Return a parameter and its master weight, if it has one."""
+        master = self._host.trained(param)
+        return [param] if master is param else [param, master]
+
+    def _trained(self, optimizers: Sequence[Optimizer]) -> set[int]:
+        return {id(self._host.trained(param)) for optimizer in optimizers for param in _params(optimizer)}
+
+    def _forget(self, gone: Sequence[Optimizer]) -> None:
+        """Forget optimizers that are no longer used; their gradients are dropped."""
+        self._host.release(gone)
+        for optimizer in gone:
+            self._order.release(optimizer)
+            self._trackers.pop(id(optimizer), None)
 
     def _covers(self) -> bool:
         known = {id(param) for slot in self._order.slots.values() for param in _params(slot.optimizer)}
@@ -79,13 +113,15 @@ class HostSteps:
     def use_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
         """Prepare the optimizers of a new run, and forget those of the run before."""
         kept = {id(optimizer) for optimizer in optimizers}
-        gone = [slot.optimizer for slot in self._order.slots.values() if id(slot.optimizer) not in kept]
-        self._host.release(gone)
-        for optimizer in gone:
-            self._order.release(optimizer)
-            self._trackers.pop(id(optimizer), None)
+        self._forget([each for each in self.optimizers if id(each) not in kept])
         self._ran = False
         self.add_optimizers(optimizers)
+
+    def exchange_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
+        """Go on with other optimizers in the same run; what an open window has accumulated is theirs."""
+        self.add_optimizers(optimizers)
+        kept = {id(optimizer) for optimizer in optimizers}
+        self._forget([each for each in self.optimizers if id(each) not in kept])
 
     def hold(self, scheduler: Any) -> None:
         """Hold a scheduler where all steps of its optimizer since its own last one were skipped. Idempotent."""
@@ -121,7 +157,14 @@ class HostSteps:
         self._order.begin_scale(named)
         before = [self._host.versions(slot.optimizer) for slot in unscaled]
         optimizers = [slot.optimizer for slot in named]
-        self._loop.interruptions.run(slots, "backward", self._differentiate, loss, optimizers, by_hand, retain_graph)
+        run = self._loop.interruptions.run
+        try:
+            run(slots, "backward", self._differentiate, loss, optimizers, by_hand, retain_graph)
+        except LossError:
+            raise
+        except BaseException:
+            self._drop_unowned()
+            raise
         self._ran = True
         if self._loop.measure is not None:
             # Trainers divide each loss by the number of micro-batches, so that the window's loss is their sum.
@@ -131,6 +174,14 @@ class HostSteps:
         for slot, versions in zip(unscaled, before, strict=True):
             if self._host.versions(slot.optimizer) != versions:
                 raise self._late(slot)
+
+    def _drop_unowned(self) -> None:
+        """Drop the gradients of optimizers that are not known yet: those of others are dropped with their windows."""
+        known = self._trained(self.optimizers)
+        for model in self.models:
+            for param in model.parameters():
+                if id(self._host.trained(param)) not in known:
+                    param.grad = None
 
     def _check_window(self, slots: Sequence[Slot]) -> None:
         """Refuse to accumulate in master weights, where DistributedDataParallel cannot reduce what they hold."""
@@ -231,8 +282,14 @@ class HostSteps:
         """Check that a loss was differentiated since the optimizer's last step.
 
         Raises:
-            StepOrderError: none was, and gradients are scaled.
+            StepOrderError: none was, and gradients are scaled; or a later optimizer trains its parameters.
         """
+        if optimizer in self._replaced:
+            raise StepOrderError(
+                f"{type(optimizer).__name__}.{call}: an optimizer that was prepared later trains parameters of this "
+                "one, and a parameter has one gradient, which is the later one's; use that one, or give them different "
+                "parameters"
+            )
         if id(optimizer) not in self._order.slots:
             self.add_optimizers([optimizer])
         slot = self._order.slot(optimizer, call)

@@ -30,6 +30,7 @@ class TrainerPrecision:
         super().__init__()
         self._source = SessionSource(WHERE, session, settings)
         self._steps: HostSteps | None = None
+        self._connected: list[Any] | None = None
 
     def __repr__(self) -> str:
         return f"{WHERE}({str(self._source.policy)!r})"
@@ -61,16 +62,29 @@ class TrainerPrecision:
         check_strategy(strategy)
         amp = self._source.begin(strategy.root_device)
         if self._steps is None:
-            self._steps = HostSteps(amp, "self.manual_backward(loss)")
+            self._steps = HostSteps(amp, "self.manual_backward(loss)", "the step() of self.optimizers()")
         return self._steps
 
     def connect(self, model: Any, optimizers: list[Any], lr_schedulers: list[Any]) -> tuple[Any, list[Any], list[Any]]:
         """Prepare the optimizers of a run, and hold its schedulers on skipped steps."""
         if self._steps is not None:
             self._steps.use_optimizers([each for each in optimizers if _is_real(each)])
-            for config in lr_schedulers:
-                self._steps.hold(config.scheduler)
+            self._hold(self._steps, lr_schedulers)
+        self._connected = optimizers
         return model, optimizers, lr_schedulers
+
+    @staticmethod
+    def _hold(steps: HostSteps, lr_schedulers: list[Any]) -> None:
+        for config in lr_schedulers:
+            steps.hold(config.scheduler)
+
+    def _connect_new(self, model: Any) -> None:
+        """Go on with optimizers that were made during the run, as by ``strategy.setup_optimizers``."""
+        strategy = model.trainer.strategy
+        if strategy.optimizers is not self._connected:
+            self._running.exchange_optimizers([each for each in strategy.optimizers if _is_real(each)])
+            self._hold(self._running, strategy.lr_scheduler_configs)
+            self._connected = strategy.optimizers
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -88,6 +102,7 @@ class TrainerPrecision:
 
     def backward(self, tensor: torch.Tensor, model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         """Differentiate the scaled loss, through the LightningModule's ``backward`` where it has its own."""
+        self._connect_new(model)
         own = type(model).backward.__qualname__ != "LightningModule.backward"
         if own or args or kwargs.keys() - {"retain_graph"}:
             self._running.backward(tensor, lambda scaled: model.backward(scaled, *args, **kwargs))
@@ -108,6 +123,7 @@ class TrainerPrecision:
         """
         if kwargs:
             raise UnsupportedError(f"{WHERE}: optimizer.step takes a closure alone, got {', '.join(kwargs)}")
+        self._connect_new(model)
         loss = closure()
         if not _is_real(optimizer):
             return loss

@@ -9,8 +9,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from unifiedamp.backend import errors
+
+from .reduction import gives_ranks_the_same
 from .shard_windows import ShardWindows
-from .wrapped import groups_of, reduced_parameters, replicated, world_size
+from .wrapped import groups_of, is_joining, reduced_parameters, replicated, world_size
 
 NamedGroup = Any
 """``backend_options.torch.process_group``: a ``torch.distributed.ProcessGroup``, False for this rank alone, or None."""
@@ -91,10 +94,27 @@ class TrainingRanks:
             params = [param for group in optimizer.param_groups for param in group["params"]]
             alike = len(self.groups) == 1 and all(id(param) in self._reduced for param in params)
             known = self._alike[id(optimizer)] = (count, alike)
-        return known[1]
+        return known[1] and all(map(gives_ranks_the_same, self._copies))
+
+    def refuse_joining(self, why: str, instead: str = "") -> None:
+        """Refuse a step in ``Join``, where a rank that has run out of inputs makes none.
+
+        Args:
+            why: that is a fault, for the message.
+            instead: what else helps, for the message.
+
+        Raises:
+            UnsupportedError: a model is in ``Join``.
+        """
+        if any(map(is_joining, self._copies)):
+            raise errors.UnsupportedError(
+                "amp.step: DistributedDataParallel is in torch's Join, where a rank that has run out of inputs makes "
+                f"no steps, and {why}; give all ranks equally many batches{instead}"
+            )
 
     def reduce(self, tensor: torch.Tensor, operation: Literal["max", "sum"] = "max") -> None:
         """Reduce a tensor over all these ranks, in place."""
+        self.refuse_joining("would not answer the ranks that ask for its decision (amp.skip_if, a comm hook)")
         for group in self.groups:
             reduce_over(tensor, operation, group)
 

@@ -57,6 +57,16 @@ def hook_name(model: DistributedDataParallel) -> str:
     return _name(hooks[0][0]) if hooks else ""
 
 
+def gives_ranks_the_same(model: DistributedDataParallel) -> bool:
+    """Return whether a model sums gradients over all ranks; a comm hook of the user's need not (local SGD)."""
+    hooks = vars(model).get("_comm_hooks", ())
+    if not hooks:
+        return True
+    from .comm_hook import reduce_in
+
+    return hooks[0][0] is reduce_in
+
+
 def _is_hook_for(hooks: Sequence[tuple[Any, Any]], dtype: str) -> bool:
     from .comm_hook import reduce_in
 

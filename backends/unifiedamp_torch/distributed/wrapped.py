@@ -55,6 +55,11 @@ def called(model: torch.nn.Module) -> torch.nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
+def is_joining(model: DistributedDataParallel) -> bool:
+    """Return whether a model is inside ``torch.distributed.algorithms.Join``, where ranks may run out of inputs."""
+    return bool(getattr(vars(model).get("_join_config"), "enable", False))
+
+
 def reduced_parameters(model: DistributedDataParallel) -> Iterator[torch.Tensor]:
     """Yield the parameters whose gradients a model reduces: those that train, but for the ones it is told to ignore."""
     ignored = model.parameters_to_ignore

@@ -169,8 +169,8 @@ def check_sharded(model: torch.nn.Module, dtypes: Mapping[str, str], policy: Pol
     if sharded and policy.param_dtype != "float32":
         raise errors.PrepareError(
             f"amp.prepare: policy {str(policy)!r} casts parameters, and {len(sharded)} are sharded already "
-            f"({errors.first_names(sharded)}): cast the model before fully_shard (model.to(torch.{policy.param_dtype}))"
-            f", or use policy 'mixed_{policy.param_dtype}'"
+            f"({errors.first_names(sharded)}): cast the model before it is sharded "
+            f"(model.to(torch.{policy.param_dtype})), or use policy 'mixed_{policy.param_dtype}'"
         )
 
 

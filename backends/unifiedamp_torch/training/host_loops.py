@@ -18,6 +18,8 @@ from .scaled_steps import ScaledSteps
 from .step_context import StepContext
 from .training import TorchTraining
 
+Gradient = tuple[torch.Tensor, torch.Tensor]
+
 
 class HostLoops:
     """What a session does for such a loop.
@@ -31,8 +33,13 @@ class HostLoops:
         self._context, self._training = context, training
         self._prepared, self._steps, self._scaler = context.prepared, context.steps, context.scaler
 
-    def begin(self) -> None:
-        """Let each step of an optimizer update the scale from here on."""
+    def begin(self, backward: str, step: str) -> None:
+        """Let each step of an optimizer update the scale from here on.
+
+        Args:
+            backward, step: how users of the loop differentiate a loss and step, for messages.
+        """
+        self._context.native.name_calls(backward, step)
         if isinstance(self._steps, ScaledSteps):
             self._steps.per_optimizer = True
 
@@ -74,12 +81,20 @@ class HostLoops:
         """Return what optimizers train in place of a model's parameter: its master weight, or itself."""
         return self._prepared.masters.master(param)
 
+    def restore_gradients(self, optimizers: Sequence[Optimizer], scaled: Sequence[Gradient]) -> None:
+        """Give tensors their gradients of scaled losses back, for optimizers that were prepared meanwhile."""
+        for tensor, grad in scaled:
+            tensor.grad = grad
+        if scaled:
+            self._context.native.note_scaled(optimizers)
+
     def release(self, optimizers: Sequence[Optimizer]) -> None:
         """Forget optimizers that are no longer used; their gradients are dropped."""
         for optimizer in optimizers:
             self._training.zero_grad(optimizer)
         gone = {id(optimizer) for optimizer in optimizers}
-        self._prepared.optimizers = [each for each in self._prepared.optimizers if id(each) not in gone]
+        kept = self._prepared.optimizers  # in place: others hold the list
+        kept[:] = [each for each in kept if id(each) not in gone]
 
     # -- gradients that wait while another optimizer's step updates the scale ------------------------------------
 

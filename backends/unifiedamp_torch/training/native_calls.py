@@ -100,7 +100,12 @@ class NativeCalls:
     def __init__(self, rescales: bool, masters: MasterWeights) -> None:
         self.rescales = rescales
         self._masters = masters
+        self._calls = "amp.scale_loss", "amp.step(optimizer)"
         self._pending: dict[int, Pending] = {}
+
+    def name_calls(self, scale_loss: str, step: str) -> None:
+        """Name the calls that scale a loss and that step, for messages."""
+        self._calls = scale_loss, step
 
     # -- a scaled loss -------------------------------------------------------------------------------------------
 
@@ -141,6 +146,11 @@ class NativeCalls:
         for optimizer in optimizers:
             if id(optimizer) in self._pending:
                 self._pending[id(optimizer)].used = True
+
+    def note_scaled(self, optimizers: Sequence[Optimizer]) -> None:
+        """Note that optimizers have gradients of scaled losses, which were differentiated before they were known."""
+        for optimizer in optimizers:
+            self._pending.setdefault(id(optimizer), Pending(used=True))
 
     def check_unused(self, optimizers: Sequence[Optimizer]) -> None:
         """Refuse a first block that ends with gradients although its scaled loss was not used.
@@ -206,11 +216,10 @@ class NativeCalls:
 
     def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if _stepping.optimizer is not optimizer and id(optimizer) in self._pending:
-            name = type(optimizer).__name__
+            name, (scale_loss, step) = type(optimizer).__name__, self._calls
             raise errors.StepOrderError(
-                f"{name}.step(): a loss was scaled for this optimizer by amp.scale_loss, and its gradients are the "
-                f"session's until amp.step(optimizer); call amp.step(optimizer) instead of optimizer.step(), or "
-                "amp.discard_step(optimizer) first"
+                f"{name}.step(): a loss was scaled for this optimizer by {scale_loss}, and its gradients are the "
+                f"session's until {step}; call {step} instead of optimizer.step(), or amp.discard_step(optimizer) first"
             )
 
     def _on_unscaled(self, optimizers: Sequence[Optimizer], _: torch.Tensor) -> None:

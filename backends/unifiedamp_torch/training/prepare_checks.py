@@ -44,7 +44,7 @@ def check_optimizers(optimizers: Sequence[Any]) -> None:
 
     Raises:
         WrongObjectError: not a ``torch.optim.Optimizer``.
-        PrepareError: its ``step`` needs a closure.
+        PrepareError: its ``step`` needs a closure, or it has no hooks.
     """
     for optimizer in optimizers:
         name = type(optimizer).__name__
@@ -52,6 +52,14 @@ def check_optimizers(optimizers: Sequence[Any]) -> None:
             raise errors.WrongObjectError(
                 f"amp.prepare: expected torch.nn.Module and torch.optim.Optimizer objects, got {name}{_hint(optimizer)}"
             )
+        if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+            inner = next((key for key, value in vars(optimizer).items() if isinstance(value, Optimizer)), "")
+            raise errors.PrepareError(
+                f"amp.prepare: {name} does not call torch.optim.Optimizer.__init__, so that torch runs no hooks at its "
+                "steps, which the session needs; "
+                + (f"prepare the optimizer that it wraps, its attribute {inner!r}, and do what {name} adds after "
+                   "amp.step(optimizer)" if inner else f"call super().__init__(params, defaults) in {name}.__init__")
+            )  # fmt: skip
         closure = inspect.signature(optimizer.step).parameters.get("closure")
         if isinstance(optimizer, torch.optim.LBFGS) or (closure and closure.default is inspect.Parameter.empty):
             raise errors.PrepareError(

@@ -95,7 +95,7 @@ class TorchScaledLoss:
             retain_graph: keep the graph, for another loss that shares part of it.
 
         Raises:
-            UnsupportedError: ``retain_graph`` inside a compiled step.
+            UnsupportedError: ``retain_graph`` inside a compiled step, or gradients inside a compiled loss.
         """
         context = self._context
         self._use()
@@ -113,6 +113,8 @@ class TorchScaledLoss:
         except RuntimeError as error:
             if retain_graph and "donated buffers" in str(error):
                 raise _graph_not_kept() from error
+            if "does not currently support double backward" in str(error):
+                raise _differentiated_once() from error
             raise
         finally:
             recomputing.overrides = before  # first: Python raises a signal's exception at a call
@@ -129,6 +131,13 @@ def _graph_not_kept() -> errors.UnsupportedError:
         "scaled_loss.backward(retain_graph=True): torch.compile frees the graphs of compiled steps while it "
         "differentiates; scale the sum of the losses, leave the step uncompiled, or set "
         "torch._functorch.config.donated_buffer = False before it compiles"
+    )
+
+
+def _differentiated_once() -> errors.UnsupportedError:
+    return errors.UnsupportedError(
+        "scaled_loss.backward(): torch.compile differentiates what it compiles once, and this loss holds gradients "
+        "(create_graph=True, as of a gradient penalty); leave the step uncompiled"
     )
 
 

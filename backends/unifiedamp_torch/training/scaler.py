@@ -20,6 +20,8 @@ from .kernel_skips import step_in_kernel
 from .native_calls import run_step
 from .scale_state import DeviceScale, Found, HostScale, ScaleHolder
 
+OTHER_SCALES = ", or use loss_scale=StaticLossScale(...) or a policy without a loss scale, such as 'mixed_bfloat16'"
+
 
 class Scaler(torch.amp.GradScaler):
     """A GradScaler, enabled on every device, whose ``update`` is the transition of a ``LossScale``.
@@ -57,6 +59,7 @@ class Scaler(torch.amp.GradScaler):
         self._lazy_init_scale_growth_tracker(device)
         self._ranks, self._averages, self._agreement = ranks or TrainingRanks(), averages, agreement
         self._loaded = loaded
+        self._changing = str(settings) if settings.kind == "dynamic" else ""
         self._nothing_found = torch.tensor([1.0, 0.0], device=device)
         assert self._scale is not None
         assert self._growth_tracker is not None
@@ -84,6 +87,8 @@ class Scaler(torch.amp.GradScaler):
         self._unscale(optimizer, record)
 
     def _unscale(self, optimizer: torch.optim.Optimizer, record: dict[str, Any]) -> None:
+        if self._changing:
+            self._ranks.refuse_joining(f"would go on with another loss scale ({self._changing})", OTHER_SCALES)
         if self._agreement is not None:
             self._agreement.check_first_step()
         counted = self._nothing_found.clone()
