@@ -74,6 +74,14 @@ def test_recorded_workers_are_compared(conditions_and_records, alone, case):
     assert seen["applied"] == (case != "overflow")
 
 
+def test_a_worker_that_does_not_record_is_missing(conditions_and_records):
+    """Nothing waits for it."""
+    written = max((recorded for _, recorded in conditions_and_records), key=lambda each: len(each["plain"]))
+    run = read(written["by one alone"])
+    assert [(step["step"], step["ranks"]["missing"]) for step in run.steps] == [(step, [1]) for step in (4, 5, 6)]
+    assert difference(run, run).first is None
+
+
 def test_workers_without_shapes_are_not_recorded_yet():
     """Nothing is connected before, so no scheduler is needed here."""
     with contextlib.closing(ua.Amp("mxnet", "float32", device="cpu")) as amp:

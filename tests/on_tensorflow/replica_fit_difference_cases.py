@@ -92,3 +92,14 @@ def case_fit_differences(form):
             return found | {"alone": alone.records("plain")}
     with Fit(form, scale="none") as native:
         return found | {f"native {case}": native.records(case) for case in NATIVE}
+
+
+@in_forms("compiled")
+def case_fit_forecast(form):
+    """What ``amp.forecast`` says of a step of ``fit`` on one device and on two replicas."""
+    found, x = [], np.concatenate(BATCHES)
+    for count in (1, 2):
+        with Fit(form, count) as fit, fit.amp.forecast(steps=1) as counted:
+            fit.model.fit(x, np.ones((len(x), 1)), batch_size=8, shuffle=False, verbose=0)
+            found.append(str(counted.result()))
+    return found

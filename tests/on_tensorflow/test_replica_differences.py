@@ -109,3 +109,9 @@ def test_the_gradient_whose_sum_overflowed_is_named(request, run):
     seen = request.getfixturevalue(run)({"recorded": "eager", "fitted": "compiled"}[run], "overflow").steps[1]
     assert seen["applied"] is False
     assert seen["ranks"]["first"] == {"during": "reduction", "ranks": [], "name": "layer1.kernel"}
+
+
+def test_a_forecast_of_fit_is_that_of_one_device(replica_results):
+    alone, together = replica_results["fit_forecast"]["compiled"]
+    assert together == alone
+    assert "layer1  Dense" in together

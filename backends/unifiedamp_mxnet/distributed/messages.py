@@ -1,6 +1,6 @@
 """Messages about recorded steps between the workers of a distributed kvstore, as numbers: it carries nothing else.
 
-A kvstore adds up what all workers send, so all of them record the same steps.
+A kvstore adds up what all workers send, so they send messages about a step that all of them record, and no others.
 """
 
 from __future__ import annotations
@@ -27,22 +27,31 @@ class WorkerMessages:
         numbers: gathers them.
         rank: of this worker.
         count: of workers.
+
+    Attributes:
+        all_record: whether all workers record the present step.
     """
 
     def __init__(self, numbers: WorkerNumbers, rank: int, count: int) -> None:
         self._numbers, self.rank, self.ranks = numbers, rank, range(count)
+        self.all_record = self._received = False
         self._came: dict[int, Mapping[int, str]] = {}
+        self._asked: set[int] = set()
 
     def received(self) -> bool:
-        return True  # it would not have come this far alone
+        return self._received
 
     def post(self, step: int, text: str) -> None:
-        self._exchange(text)
+        if self.all_record:
+            self._exchange(text)
+            self._received = True
 
     def ready(self, step: int, seconds: float) -> bool:
-        if step not in self._came:
-            self._came[step] = self._exchange("")
-        return True
+        if step not in self._asked:  # else what others sent, or that they did not, is known
+            self._asked.add(step)
+            if self.all_record:
+                self._came[step] = self._exchange("")
+        return step in self._came
 
     def take(self, step: int) -> Mapping[int, str]:
         return self._came.pop(step, {})

@@ -42,6 +42,7 @@ class MXNetRecorder(Recorder):
         self._step: StepRecorder | None = None
         self._kept: dict[str, Array] = {}
         self._numbers: WorkerNumbers | None = None
+        self._messages: WorkerMessages | None = None
 
     def begin(self, activations: bool, compare: bool = False) -> None:
         contexts, store = self._contexts(), self._workers()
@@ -61,12 +62,13 @@ class MXNetRecorder(Recorder):
 
     @in_numpy_semantics
     def messages(self) -> WorkerMessages | None:
-        store = self._workers()
+        store, self._messages = self._workers(), None
         if store is None:
             return None
         if self._numbers is None:  # a key of the kvstore is made once
             self._numbers = WorkerNumbers(store, MESSAGES_KEY)
-        return WorkerMessages(self._numbers, store.rank, store.num_workers)
+        self._messages = WorkerMessages(self._numbers, store.rank, store.num_workers)
+        return self._messages
 
     @in_numpy_semantics
     def note_gradients(self, optimizer: Trainer) -> Sequence[str]:
@@ -80,6 +82,8 @@ class MXNetRecorder(Recorder):
         if step is None:
             return recording.RecordedStep()
         step.stop()
+        if self._messages is not None:
+            self._messages.all_record = step.on_all_workers()
         return step.read()
 
     @in_numpy_semantics

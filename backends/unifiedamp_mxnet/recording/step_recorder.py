@@ -71,6 +71,7 @@ class StepRecorder:
         self._losses: dict[str, Array] = {}
         self._scale = 1.0
         self._undo: list[Undo] = []
+        self._buffers: list[GradientBuffer] = []
         self._blocks: set[int] = set()
         self.traced: list[recorded_graphs.TraceRecord] | None = None
         if activations:
@@ -140,6 +141,8 @@ class StepRecorder:
             for grad in (grads if isinstance(grads, list) else [grads])
         ]
         names = {id(grad): name for name, grad in found}
+        buffer.records = True
+        self._buffers.append(buffer)
         self._reduce()  # while the backward pass is on its way
         with autograd.pause():
             for group in by_context([grad for _, grad in found]):
@@ -151,6 +154,10 @@ class StepRecorder:
         self._losses |= {str(context_of(loss)): loss for loss in buffer.losses}
         self._scale = scale
         return list(dict.fromkeys(names.values()))
+
+    def on_all_workers(self) -> bool:
+        """Whether all workers recorded the step that has ended."""
+        return all(buffer.all_record for buffer in self._buffers)
 
     def _sketch_gradients(self, buffer: GradientBuffer, found: Sequence[tuple[str, Array]], scale: float) -> None:
         if self._first_rank is None:
