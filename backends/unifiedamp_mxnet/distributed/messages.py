@@ -5,7 +5,7 @@ A kvstore adds up what all workers send, so they send messages about a step that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,8 @@ class WorkerMessages:
     """
 
     def __init__(self, numbers: WorkerNumbers, rank: int, count: int) -> None:
-        self._numbers, self.rank, self.ranks = numbers, rank, range(count)
+        self._numbers, self.rank = numbers, rank
+        self.ranks: Sequence[int] = range(count)
         self.all_record = self._received = False
         self._came: dict[int, Mapping[int, str]] = {}
         self._asked: set[int] = set()

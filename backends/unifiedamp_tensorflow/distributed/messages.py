@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -32,7 +32,8 @@ class WorkerMessages:
     """
 
     def __init__(self, rank: int, count: int, values: Any) -> None:
-        self.rank, self.ranks, self._values = rank, range(count), values
+        self.rank, self._values = rank, values
+        self.ranks: Sequence[int] = range(count)
         self._came: dict[str, str] = {}
         # Workers start recordings in the same order.
         self._prefix = f"unifiedamp/recorded/{next(_recordings)}"
