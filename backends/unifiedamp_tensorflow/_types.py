@@ -180,6 +180,7 @@ class Strategy(Protocol):
 
     num_replicas_in_sync: int
     extended: Any
+    cluster_resolver: Any
 
     def scope(self) -> Any:
         """Return the context that variables are made in."""

@@ -87,7 +87,7 @@ class TensorFlowBackend(Backend):
         prepared, tracing = PreparedObjects(distributed, scaling if delayed else None), StepTracing(tapes, native_steps)
         recorder = TensorFlowRecorder(prepared, distributed, scaler)
         steps = Steps(scaler, native_steps, recorder, scaling)
-        fitting = Fitting(spec, native_steps, prepared, scaler, FitRecorder(recorder, prepared))
+        fitting = Fitting(spec, native_steps, prepared, scaler, FitRecorder(recorder, prepared, distributed))
         precision = TensorFlowPrecision(mode, tapes, tuner)
         preparation = Preparation(spec, mode, tuner, distributed, scaler, steps, fitting, prepared)
         losses = LossContext(

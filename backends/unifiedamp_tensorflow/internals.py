@@ -27,6 +27,12 @@ try:
 except ImportError:  # without it converted graphs cannot be read, and nothing else is lost
     _eager = None
 
+
+def shared_values() -> Any:
+    """Return what holds the values that processes of a strategy share (its methods end in ``config_key_value``)."""
+    return None if _eager is None else _eager.context()
+
+
 # -- layers ------------------------------------------------------------------------------------------------------------
 
 

@@ -76,3 +76,13 @@ def test_ranks_of_another_framework_that_reduce_otherwise():
     assert difference(run("mean"), run("sum", backend="other", ordered=False)).first is None
     found = difference(run("mean"), run("sum", backend="other", away={"output head": 0.5}))
     assert where(found)[:2] == ("forward", "head")
+
+
+def test_where_a_rank_did_not_answer_the_losses_of_the_first_are_compared():
+    whole, part = run("sum"), run("sum")
+    for each in (whole, part):
+        each.steps[0]["loss"] = 0.5  # its own part
+    part.steps[0]["ranks"]["missing"] = [1]
+    assert difference(whole, part).first is None
+    part.steps[0]["loss"] = 0.6
+    assert where(difference(whole, part))[:2] == ("forward", "the loss")

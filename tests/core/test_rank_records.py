@@ -2,7 +2,8 @@
 
 import pytest
 
-from unifiedamp.recording.ranks import merge
+from unifiedamp.backend.recording import BUCKETS, GradientCounts, LocalStep, RecordedStep
+from unifiedamp.recording.ranks import MergedRanks, merge
 
 ORDER = ["layer0.w", "layer1.w", "layer2.w"]
 
@@ -43,3 +44,55 @@ def test_the_first_of_all_ranks_is_named(ranks, first):
     assert record["first"] == (first and dict(zip(("during", "ranks", "name"), first, strict=True)))
     assert record["missing"] == [number for number in (0, 1, 2) if number >= len(ranks)]
     assert (record["step"], record["count"]) == (7, 3)
+
+
+class Messages:
+    """Between three processes, in one."""
+
+    ranks = (0, 1, 2)
+
+    def __init__(self, rank, posted):
+        self.rank, self._posted = rank, posted
+
+    def post(self, step, text):
+        self._posted[self.rank] = text
+
+    def ready(self, step, seconds):
+        return len(self._posted) == 2
+
+    def take(self, step):
+        return self._posted
+
+
+def process(number, posted, bad=None, skipped=True):
+    """Record a step on both replicas of a process, where the gradients of rank ``bad`` are not finite."""
+    local = [LocalStep(rank, finite={"layer0.w": rank != bad}) for rank in (2 * number, 2 * number + 1)]
+    counts = GradientCounts([0] * BUCKETS, [0] * BUCKETS)
+    seen = RecordedStep(gradients={"layer0.w": counts}, local=local, unreduced=True)
+    ranks = MergedRanks(Messages(number, posted))
+    return ranks, ranks.note(7, seen, ORDER, skipped, {})
+
+
+@pytest.mark.parametrize(
+    ("bad", "skipped", "first"),
+    [
+        (None, False, None),
+        (3, True, {"during": "backward", "ranks": [3], "name": "layer0.w"}),
+        (None, True, {"during": "reduction", "ranks": [], "name": ""}),
+    ],
+)
+def test_several_replicas_in_each_of_several_processes(bad, skipped, first):
+    posted = {}
+    for number in (1, 2):
+        assert process(number, posted, bad, skipped)[1] == []
+    _, (record,) = process(0, posted, bad, skipped)
+    assert (record["count"], record["missing"], record["first"]) == (6, [], first)
+
+
+def test_the_replicas_of_a_process_that_did_not_answer_are_missing():
+    posted = {}
+    process(2, posted)
+    ranks, found = process(0, posted)
+    assert found == []
+    (record,) = ranks.end(wait=False)
+    assert (record["count"], record["missing"]) == (6, [2, 3])

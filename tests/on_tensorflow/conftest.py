@@ -24,3 +24,11 @@ def replica_results(tmp_path_factory):
     done = forked.run([sys.executable, str(cases), str(path)], env=environment, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(path.read_text())
+
+
+@pytest.fixture(scope="session")
+def worker_results():
+    """What two workers of a ``MultiWorkerMirroredStrategy`` returned: how they trained, and what they recorded."""
+    from two_workers import WORKER, on_two_workers
+
+    return on_two_workers(WORKER)

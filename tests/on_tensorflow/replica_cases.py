@@ -13,6 +13,7 @@ import warnings
 import numpy as np
 import replica_difference_cases
 import replica_fit_cases
+import replica_fit_difference_cases
 import replica_reduction_cases
 import replica_xla_cases
 import tensorflow as tf
@@ -34,7 +35,6 @@ from replica_sessions import (
 
 import unifiedamp as ua
 from unifiedamp.compat import keras2
-from unifiedamp.integrations.keras import AmpCallback
 from unifiedamp_tensorflow.conformance.harness import Probe
 from unifiedamp_tensorflow.internals import native
 
@@ -328,13 +328,13 @@ def case_refusals(form):
     model.compile(optimizer, lambda target, output: output, jit_compile=True)
     x = np.float32([1.0, 1.0])
     told(lambda: model.fit(x, x, batch_size=2, verbose=0))
-    model.compile(optimizer, lambda target, output: output, jit_compile=False)
-    callback = AmpCallback(amp, [].append, every=1)
-    told(lambda: model.fit(x, x, batch_size=2, verbose=0, callbacks=[callback]))
     return messages
 
 
-OTHER_FILES = (replica_difference_cases, replica_fit_cases, replica_reduction_cases, replica_xla_cases)
+OTHER_FILES = (
+    replica_difference_cases, replica_fit_cases, replica_fit_difference_cases, replica_reduction_cases,
+    replica_xla_cases,
+)  # fmt: skip
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore", ua.AmpWarning)

@@ -3,53 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 
 import numpy as np
 import tensorflow as tf
+from compared_runs import BATCHES, SUMS, network, spoiled, wrong_sums
 from replica_sessions import STRATEGY, in_forms, keras, spread
 
 import unifiedamp as ua
 from unifiedamp.conformance.recorded import Kept
 
-BATCHES = [np.random.default_rng(seed).normal(size=(8, 6)).astype(np.float32) for seed in range(3)]
-SIZES = (6, 8, 2)
 PLANTED = {
     "eager": ("plain", "renamed", "rate", "data", "gradient", "reduction", "overflow"),
     "compiled": ("plain", "data", "gradient", "reduction"),
     "max": ("plain", "reduction"),
 }
-SUMS = {"reduction": 1.5, "overflow": float("inf")}
-
-
-@tf.custom_gradient
-def spoiled(x, factor):
-    """Hand values on as they are, and their gradients times ``factor``."""
-    return tf.identity(x), lambda gradient: (gradient * factor, None)
-
-
-def network(name="layer"):
-    rng, model = np.random.default_rng(0), keras.Sequential([keras.Input((SIZES[0],))])
-    for place, (inputs, outputs) in enumerate(itertools.pairwise(SIZES)):
-        layer = keras.layers.Dense(outputs, activation=None if place else "relu", name=f"{name}{place}")
-        model.add(layer)
-        layer.set_weights([rng.normal(0, 0.5, shape) for shape in ((inputs, outputs), (outputs,))])
-    return model
-
-
-@contextlib.contextmanager
-def wrong_sums(amp, factor):
-    """Multiply the sum over replicas of the last layer's kernel by a variable."""
-    replicas = amp.backend.distributed.replicas
-    native = replicas.sum_of_scale
-
-    def sum_of_scale(gradients, scale):
-        values, checks = native(gradients, scale)
-        return [value * factor if value.shape == SIZES[1:] else value for value in values], checks
-
-    replicas.sum_of_scale = sum_of_scale
-    yield
-    replicas.sum_of_scale = native
 
 
 def recorded(form, case, count=2):

@@ -1,15 +1,10 @@
 """Two replicas of a ``MirroredStrategy``: they sum their gradients, decide alike, and the scale is updated once."""
 
-import json
-import os
-import socket
-import sys
 from collections import Counter
-from contextlib import ExitStack
 
-import forked
 import numpy as np
 import pytest
+from two_workers import WORKER, on_two_workers
 
 import unifiedamp as ua
 
@@ -206,35 +201,6 @@ def test_weights_of_a_mirrored_model_hold_the_session(results):
     assert (saved["scale"], saved["skipped_steps"]) == (2.0, 1)
 
 
-WORKER = """
-import json, math, os, sys
-rank, ports = int(sys.argv[1]), sys.argv[2:]
-cluster = {"worker": [f"localhost:{port}" for port in ports]}
-os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
-import tensorflow as tf, unifiedamp as ua
-from unifiedamp_tensorflow import internals
-from unifiedamp_tensorflow.conformance.harness import Probe
-strategy = tf.distribute.MultiWorkerMirroredStrategy()
-amp = ua.Amp("tensorflow", "float32", loss_scale=ua.DynamicLossScale(initial_scale=4.0))
-with strategy.scope():
-    model, optimizer = Probe([1.0]), tf.keras.optimizers.SGD(0.1)
-model, optimizer = amp.prepare(model, optimizer)
-def step(x):
-    amp.backward(lambda: model(x), optimizer)
-    amp.step(optimizer)
-ran = []
-for mode in ("default", "max"):
-    run = amp.compile(lambda x: strategy.run(step, (x,)), mode=mode)
-    with internals.collect_graphs() as graphs:
-        run(tf.constant([0.0]))
-    ran.append(any(node.op == "XlaLaunch" for graph in graphs for node in graph.node))
-for pair in ((0.5, 0.5), (0.5, math.inf), (0.5, 0.5)):
-    run(tf.constant([pair[rank]]))
-weight = float(model.weights[0].numpy()[0])
-print(json.dumps([round(weight, 5), amp.loss_scale, amp.applied_steps, amp.skipped_steps, ran]))
-"""
-
-
 FITTING = """
 import numpy as np
 with strategy.scope():
@@ -243,32 +209,15 @@ with strategy.scope():
     model, optimizer = amp.prepare(model, tf.keras.optimizers.SGD(0.1))
     model.compile(optimizer=optimizer, loss="mse", jit_compile=False)
 rows = tf.data.Dataset.from_tensor_slices((np.ones((8, 4), np.float32), np.zeros((8, 2), np.float32))).batch(4)
+from unifiedamp.integrations.keras import AmpCallback
+trained = []
 try:
     model.fit(rows, epochs=1, verbose=0)
-    print(json.dumps([round(float(model.get_weights()[0][0, 0]), 5), amp.applied_steps]))
+    trained = [round(float(model.get_weights()[0][0, 0]), 5), amp.applied_steps]
+    model.fit(rows, epochs=1, verbose=0, callbacks=[AmpCallback(amp, [].append, every=1)])
 except ua.UnsupportedError as error:
-    print(json.dumps(str(error)))
+    print(json.dumps([trained, str(error)]))
 """
-
-
-def on_two_workers(script):
-    """``MultiWorkerMirroredStrategy``: one replica each in two processes; return the last line of each, read."""
-    with socket.socket() as one, socket.socket() as two:
-        for place in (one, two):
-            place.bind(("localhost", 0))
-        ports = [str(place.getsockname()[1]) for place in (one, two)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    commands = ([sys.executable, "-c", script, str(rank), *ports] for rank in (0, 1))
-    lines = []
-    with ExitStack() as stack:
-        workers = [stack.enter_context(forked.start(command, env=environment)) for command in commands]
-        for worker in workers:
-            stack.callback(worker.kill)
-        for worker in workers:
-            output, trouble = worker.communicate(timeout=300)
-            assert worker.returncode == 0, trouble[-4000:]
-            lines.append(json.loads(output.splitlines()[-1]))
-    return lines
 
 
 def rounded(value, dtype):
@@ -320,22 +269,27 @@ def test_fit_sums_in_the_dtype(results, form):
         assert (said, row) == ("reduced in the dtype of each gradient", f"reduced in {dtype}")
 
 
-def test_two_workers():
+def test_two_workers(worker_results):
     """Compiled steps, then steps of which XLA runs each worker's forward and backward pass."""
-    assert on_two_workers(WORKER) == [[0.8, 2.0, 4, 1, [False, True]]] * 2
+    assert [trained for trained, _ in worker_results] == [[0.8, 2.0, 4, 1, [False, True]]] * 2
 
 
 def test_fit_on_two_workers():
-    """Keras 2 trains as it does natively; Keras 3 does not run ``fit`` there, which is said before it fails."""
+    """Keras 2 trains as it does natively, and is not recorded; Keras 3 does not run ``fit`` there, which is said before
+    it fails.
+    """
     lines = on_two_workers(WORKER.partition("amp = ")[0] + FITTING)
     if hasattr(keras.mixed_precision.LossScaleOptimizer, "scale_loss"):
-        assert all("Keras 3 does not run it under a MultiWorkerMirroredStrategy" in line for line in lines)
+        expected, refused = [], "Keras 3 does not run it under a MultiWorkerMirroredStrategy"
     else:
-        assert lines == [[0.4, 2]] * 2
+        expected, refused = [0.4, 2], "model.fit: Keras adds up what a step returns on each worker"
+    for trained, said in lines:
+        assert trained == expected
+        assert refused in said
 
 
 def test_refusals(results):
-    outside, step, strange, optimizer, model, both, later, fit, record = results["refusals"]["eager"]
+    outside, step, strange, optimizer, model, both, later, fit = results["refusals"]["eager"]
     assert outside.startswith("UnsupportedError: amp.scale_loss: the model is mirrored by a MirroredStrategy")
     assert step.startswith("UnsupportedError: amp.step: the model is mirrored")
     assert "MirroredStrategy runs 2 replicas, and the model was made outside its scope" in strange
@@ -346,4 +300,3 @@ def test_refusals(results):
     assert fit.startswith(
         "UnsupportedError: model.fit: model.compile(jit_compile=True) compiles the step of all replicas"
     )
-    assert record.startswith("UnsupportedError: model.fit: the model is spread over 2 replicas")

@@ -138,6 +138,7 @@ class RecordedStep:
             have those of layers in ``local``, gradients alone.
         weights: the same as ``Recorder.weights``, when a step began whose gradients are noted while tracing; core asks
             for those of other steps itself.
+        unreduced: ``gradients`` are those of this process before they were reduced over ranks.
     """
 
     scale: float = 1.0
@@ -148,6 +149,7 @@ class RecordedStep:
     sharded: bool = False
     sketches: StepSketches | None = None
     weights: Mapping[str, Any] = field(default_factory=dict)
+    unreduced: bool = False
 
 
 class RankMessages(Protocol):

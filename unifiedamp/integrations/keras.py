@@ -5,6 +5,7 @@ Needs TensorFlow 2.15 (Keras 2) or newer (Keras 3 on its TensorFlow backend).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -32,6 +33,8 @@ class AmpCallback(tf.keras.callbacks.Callback):
         *targets: of ``amp.record``: paths, sinks or functions; none records nothing.
         every: steps from one recorded step to the next; None records epochs alone.
         activations: also record layers' outputs.
+        compare: also record what ``unifiedamp diff`` compares; see ``amp.record``.
+        states: also count the values of weights and of optimizer states.
 
     Raises:
         WrongObjectError: ``amp`` is no session.
@@ -41,7 +44,10 @@ class AmpCallback(tf.keras.callbacks.Callback):
         model.fit(x, y, callbacks=[AmpCallback(amp, "run.jsonl"), keras.callbacks.CSVLogger("log.csv")])
     """
 
-    def __init__(self, amp: Amp, *targets: Any, every: int | None = 100, activations: bool = True) -> None:
+    def __init__(
+        self, amp: Amp, *targets: Any, every: int | None = 100, activations: bool = True, compare: bool = False,
+        states: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         if not isinstance(amp, Amp):
             raise WrongObjectError(f"AmpCallback takes a session, ua.Amp(...), got {type(amp).__name__}")
@@ -50,7 +56,10 @@ class AmpCallback(tf.keras.callbacks.Callback):
                 f"AmpCallback follows Keras's fit on TensorFlow, and this session runs on {amp.backend.name!r}: make "
                 "one with ua.Amp('tensorflow', ...)"
             )
-        self.amp, self._targets, self._every, self._activations = amp, targets, every, activations
+        self.amp, self._targets = amp, targets
+        self._start = functools.partial(
+            amp.record, *targets, every=every, activations=activations, compare=compare, states=states
+        )
         self._recorder: Recorder | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -67,8 +76,7 @@ class AmpCallback(tf.keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin to record, once callbacks that restore a checkpoint have done so."""
         if self._targets and self._recorder is None:
-            every, activations = self._every, self._activations
-            self._recorder = self.amp.record(*self._targets, every=every, activations=activations)
+            self._recorder = self._start()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Record the epoch's logs."""

@@ -107,7 +107,7 @@ def _first(answered: Sequence[Mapping[str, Any]], order: Sequence[str]) -> dict[
 class _Pending:
     """A recorded step whose messages have not all come."""
 
-    own: Mapping[str, Any]
+    own: Sequence[Mapping[str, Any]]
     order: Sequence[str]
     counts: Mapping[str, Any] | None
 
@@ -143,13 +143,12 @@ class MergedRanks:
         """
         if not seen.local:
             return []
+        own = _summaries(seen, order, skipped, unreduced=seen.unreduced or self._messages is None)
         if self._messages is None:
-            return [merge(step, _of_replicas(seen, order, skipped), [each.rank for each in seen.local], order)]
-        reduced = [name for name, counts in seen.gradients.items() if not all_finite(counts.scaled)]
-        own = summarize(seen.local[0], reduced, order)
-        counts = distributions if seen.sharded else None
+            return [merge(step, own, [each["rank"] for each in own], order)]
+        counts = distributions if seen.sharded or seen.unreduced else None
         if not self.first:
-            self._messages.post(step, json.dumps({"summary": own, "counts": counts}, separators=(",", ":")))
+            self._messages.post(step, json.dumps({"ranks": own, "counts": counts}, separators=(",", ":")))
             return []
         self._pending[step] = _Pending(own, order, counts)
         return [self._merged(number) for number in list(self._pending) if self._messages.ready(number, 0.0)]
@@ -174,16 +173,22 @@ class MergedRanks:
         assert self._messages is not None
         pending = self._pending.pop(step)
         said = [json.loads(text) for text in self._messages.take(step).values()]
-        record = merge(step, [pending.own, *(each["summary"] for each in said)], self._messages.ranks, pending.order)
+        told = [*pending.own, *(each for process in said for each in process["ranks"])]
+        here = len(pending.own)  # replicas of a process; each has as many
+        ranks = [process * here + place for process in self._messages.ranks for place in range(here)]
+        record = merge(step, told, ranks, pending.order)
         if pending.counts is None:
             return record
         return {**record, "gradients": _added([pending.counts, *(each["counts"] or {} for each in said)])}
 
 
-def _of_replicas(seen: RecordedStep, order: Sequence[str], skipped: bool) -> list[dict[str, Any]]:
-    """Return the summaries of replicas of one process. Without sketches of the sum, what it became is known from the
-    decision alone.
+def _summaries(seen: RecordedStep, order: Sequence[str], skipped: bool, unreduced: bool) -> list[dict[str, Any]]:
+    """Return the summaries of the ranks of this process. Where its gradients are those before they were reduced, what
+    these became is known from sketches, or from the decision alone.
     """
+    if not unreduced:
+        reduced = [name for name, counts in seen.gradients.items() if not all_finite(counts.scaled)]
+        return [summarize(seen.local[0], reduced, order)]
     summaries = [summarize(each, [], order) for each in seen.local]
     fine = all(each["place"] is None and not each["gradients"] for each in summaries)
     if skipped and fine:

@@ -81,9 +81,12 @@ class RanksOfStep:
                 yield f"on rank {rank}", one[rank], other[rank]
 
     def losses(self) -> list[float]:
-        """Return the loss of each run: of several ranks their mean or sum, as it is of the gradients."""
+        """Return the loss of each run: of several ranks their mean or sum, as it is of the gradients; where ranks of a
+        run did not answer, that of the first ones.
+        """
         found = []
-        for step, merged, ranks in zip(self._steps, self._merged, self._ranks, strict=True):
+        merged_alike = self._merged if self.differ or all(self._merged) else ({}, {})
+        for step, merged, ranks in zip(self._steps, merged_alike, self._ranks, strict=True):
             told = [merged["losses"][rank] for rank in sorted(merged["losses"], key=int)] if merged else [step["loss"]]
             if ranks.reduction == "sum":
                 told = [each for each in told if each is not None]  # a context without a batch has none

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..backend import Backend, NonFiniteReport
+from ..backend import Backend, NonFiniteReport, ScaleState
 from ..backend.recording import Activation, GradientCounts, RecordedStep, States
 from ..backend.result import DISCARDED, NON_FINITE, StepResult
 from ..errors import WrongObjectError, shown
@@ -212,7 +212,7 @@ class Recorder:
             self._remember_order(seen)
             bad = [name for name, counts in seen.gradients.items() if not all_finite(counts.scaled)]
             skipped = len({self._owners.get(name, 0) for name in bad}) if self._scaling else 0
-            if seen.local and not skipped and (self._skips or state.scale < seen.scale):
+            if seen.local and not skipped and (self._skips or self._skipped_since(state) or state.scale < seen.scale):
                 skipped = max(self._skips, 1)  # another rank's gradients, or what their sum became
             self._record_next = bool(skipped)
             self._report_missed(state.skipped_steps - self._last.skipped_steps - skipped, bad)
@@ -222,6 +222,10 @@ class Recorder:
                 self._write(merged)
             self.recorded += 1
         self._last, self._last_recorded, self._dropped = state, self.step, False
+
+    def _skipped_since(self, state: ScaleState) -> bool:
+        """Whether the step that ends was skipped, as far as the step before it was recorded."""
+        return self._last_recorded == self.step - 1 and state.skipped_steps > self._last.skipped_steps
 
     def _report_missed(self, missed: int, bad: Sequence[str]) -> None:
         """Report skips since the last recorded step, and record the next step as well."""

@@ -14,7 +14,7 @@ from ..mxnet_api import from_numpy, mx
 from .distributed import connect, is_distributed
 from .shared_kvstore import SharedKVStore
 
-CONDITION_KEY, WRITTEN_KEY, SETTINGS_KEY = 2**30, 2**30 + 1, 2**30 + 2
+CONDITION_KEY, WRITTEN_KEY, SETTINGS_KEY, MESSAGES_KEY = 2**30, 2**30 + 1, 2**30 + 2, 2**30 + 2**8
 """Keys of the kvstore that no parameter has: a Trainer's are counted from 0, and all keys must be integers."""
 
 

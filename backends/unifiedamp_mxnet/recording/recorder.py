@@ -9,7 +9,9 @@ from unifiedamp.backend import Recorder, SessionSpec, recording
 
 from .._types import Array, Block, Trainer
 from ..device.numpy_semantics import in_numpy_semantics
+from ..distributed.messages import WorkerMessages, store_of_workers
 from ..distributed.plan import contexts_of
+from ..distributed.workers import MESSAGES_KEY, WorkerNumbers
 from ..models.epsilons import epsilons
 from ..models.weights import MXNetWeights
 from ..mxnet_api import NUMPY_API
@@ -39,9 +41,16 @@ class MXNetRecorder(Recorder):
         self._spec, self._scaler, self._models, self._optimizers = spec, scaler, models, optimizers
         self._step: StepRecorder | None = None
         self._kept: dict[str, Array] = {}
+        self._numbers: WorkerNumbers | None = None
+        self._messages: WorkerMessages | None = None
 
     def begin(self, activations: bool, compare: bool = False) -> None:
-        self._step = StepRecorder(self._models, self._contexts(), activations, compare)
+        contexts, store = self._contexts(), self._workers()
+        first_rank = None if store is None and len(contexts) < 2 else (store.rank if store else 0) * len(contexts)
+        self._step = StepRecorder(self._models, contexts, activations, compare, first_rank)
+
+    def _workers(self) -> Any:
+        return store_of_workers(prepared.trainer for prepared in self._optimizers)
 
     def _contexts(self) -> list[str]:
         """Return the contexts that train together."""
@@ -50,6 +59,16 @@ class MXNetRecorder(Recorder):
 
     def replicas(self) -> int:
         return len(self._contexts())
+
+    @in_numpy_semantics
+    def messages(self) -> WorkerMessages | None:
+        store, self._messages = self._workers(), None
+        if store is None:
+            return None
+        if self._numbers is None:  # a key of the kvstore is made once
+            self._numbers = WorkerNumbers(store, MESSAGES_KEY)
+        self._messages = WorkerMessages(self._numbers, store.rank, store.num_workers)
+        return self._messages
 
     @in_numpy_semantics
     def note_gradients(self, optimizer: Trainer) -> Sequence[str]:
@@ -63,6 +82,8 @@ class MXNetRecorder(Recorder):
         if step is None:
             return recording.RecordedStep()
         step.stop()
+        if self._messages is not None:
+            self._messages.all_record = step.on_all_workers()
         return step.read()
 
     @in_numpy_semantics

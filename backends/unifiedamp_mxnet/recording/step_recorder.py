@@ -47,15 +47,17 @@ class StepRecorder:
         contexts: names of those that train together.
         activations: put hooks on their blocks.
         compare: sketch activations and gradients.
+        first_rank: the number, among the contexts of all workers, of the first one here; None for one context alone.
 
     Attributes:
         traced: what hooks are called with while a graph is traced; None at other times.
     """
 
     def __init__(
-        self, models: Sequence[Block], contexts: Sequence[str], activations: bool, compare: bool = False
-    ) -> None:
-        self._contexts, self._compare = contexts, compare
+        self, models: Sequence[Block], contexts: Sequence[str], activations: bool, compare: bool = False,
+        first_rank: int | None = None,
+    ) -> None:  # fmt: skip
+        self._contexts, self._compare, self._first_rank = contexts, compare, first_rank
         self._sketches: dict[int, Sketch] = {}
         self._own_sketches: dict[str, dict[str, Sketch]] = {each: {} for each in contexts}
         self._gradient_sketches: dict[str, Sketch] = {}
@@ -69,6 +71,7 @@ class StepRecorder:
         self._losses: dict[str, Array] = {}
         self._scale = 1.0
         self._undo: list[Undo] = []
+        self._buffers: list[GradientBuffer] = []
         self._blocks: set[int] = set()
         self.traced: list[recorded_graphs.TraceRecord] | None = None
         if activations:
@@ -138,6 +141,8 @@ class StepRecorder:
             for grad in (grads if isinstance(grads, list) else [grads])
         ]
         names = {id(grad): name for name, grad in found}
+        buffer.records = True
+        self._buffers.append(buffer)
         self._reduce()  # while the backward pass is on its way
         with autograd.pause():
             for group in by_context([grad for _, grad in found]):
@@ -150,8 +155,12 @@ class StepRecorder:
         self._scale = scale
         return list(dict.fromkeys(names.values()))
 
+    def on_all_workers(self) -> bool:
+        """Whether all workers recorded the step that has ended."""
+        return all(buffer.all_record for buffer in self._buffers)
+
     def _sketch_gradients(self, buffer: GradientBuffer, found: Sequence[tuple[str, Array]], scale: float) -> None:
-        if len(self._contexts) < 2:
+        if self._first_rank is None:
             self._gradient_sketches |= {name: _sketch(grad, scale) for name, grad in found}
             return
         for name, grad in found:
@@ -159,7 +168,7 @@ class StepRecorder:
         buffer.on_reduced = lambda: self._sketch_sums(buffer, scale)
 
     def _sketch_sums(self, buffer: GradientBuffer, scale: float) -> None:
-        """Sketch the gradients after they were summed over contexts, all of which hold the sum."""
+        """Sketch the gradients after they were summed over contexts and workers, all of which hold the sum."""
         with autograd.pause():
             for name, grads in buffer.by_name().items():
                 first = grads[0] if isinstance(grads, list) else grads
@@ -193,7 +202,9 @@ class StepRecorder:
         drawn = [self._sketches[id(record.array)] for record in self._activations] if self._compare else []
         local = self._of_contexts(activations, drawn, counts, losses)
         sketches = recording.StepSketches(() if local else drawn, self._gradient_sketches) if self._compare else None
-        return recording.RecordedStep(self._scale, loss, self._gradients(counts), activations, local, sketches=sketches)
+        return recording.RecordedStep(
+            self._scale, loss, self._gradients(counts), activations, local, unreduced=bool(local), sketches=sketches
+        )
 
     def _gradients(self, counts: Sequence[HostArray]) -> dict[str, recording.GradientCounts]:
         sums: dict[str, HostArray] = {}
@@ -205,15 +216,15 @@ class StepRecorder:
         self, activations: Sequence[recording.Activation], drawn: Sequence[Sketch], counts: Sequence[HostArray],
         losses: Mapping[str, float],
     ) -> list[recording.LocalStep]:  # fmt: skip
-        """Return what was computed on each of several contexts; their gradients before the sum."""
-        if len(self._contexts) < 2:
+        """Return what was computed on each context, of several or of several workers; gradients before the sum."""
+        if self._first_rank is None:
             return []
         where = [str(context_of(record.array)) for record in self._activations]
         finite = {each: {name: True for name, *_ in self._counts} for each in self._contexts}
         for context, (name, *_), both in zip(self._places, self._counts, counts, strict=True):
             finite[context][name] = not both[0][-2:].any()  # inf and nan
         found = []
-        for rank, context in enumerate(self._contexts):
+        for rank, context in enumerate(self._contexts, self._first_rank):
             rows = [row for row, place in zip(activations, where, strict=True) if place == context]
             own = [each for each, place in zip(drawn, where, strict=False) if place == context]
             sketches = recording.StepSketches(own, self._own_sketches[context]) if self._compare else None

@@ -60,6 +60,8 @@ class GradientBuffer:
         losses: unscaled losses of the window, for diagnosis.
         condition: whether a condition of ``amp.skip_if`` drops the step on this worker; None where none was given.
         loaded: whether this worker loaded a state since its last step.
+        records: whether this worker records the window's step.
+        all_record: whether all workers recorded the last step.
         on_reduced: called once the window's gradients are summed; None where nothing is to be called.
     """
 
@@ -78,13 +80,13 @@ class GradientBuffer:
         self._workers = WorkerFlags(trainer, WRITTEN_KEY)
         self._agreement = WorkerAgreement(trainer, settings)
         self._names, self._widens, self._rescales = names, widens, rescales
-        self.loaded = False
+        self.loaded = self.all_record = False
         self.restart()
 
     def restart(self) -> None:
         """Begin a new window."""
         self.backwards = 0
-        self.pending = self.unscaled = False
+        self.pending = self.unscaled = self.records = False
         self.found_inf: bool | None = None
         self.condition: bool | None = None
         self.losses: list[Array] = []
@@ -221,8 +223,8 @@ class GradientBuffer:
         stale: list[Array] = []
         here = {place for _, place in held}
         flags = [index in here for index in range(len(self.trainer._params))]
-        *anywhere, loaded = self._workers.any([*flags, self.loaded])
-        self.loaded = False
+        *anywhere, loaded, others_train_on = self._workers.any([*flags, self.loaded, not self.records])
+        self.loaded, self.all_record = False, not others_train_on
         if loaded:
             self._agreement.check(loaded=True)
         for index, param in enumerate(self.trainer._params):

@@ -31,15 +31,20 @@ class Replicas(Protocol):
 
     Attributes:
         count: how many there are.
+        here_count: how many of them are in this process.
     """
 
     count: int
+    here_count: int
 
     def scope(self) -> AbstractContextManager[Any]:
         """Return the context in which variables are created."""
 
     def over_workers(self) -> bool:
         """Whether the replicas are in several processes."""
+
+    def worker(self) -> int:
+        """Return the number of this process among those of the replicas."""
 
     def check_alike(self, spec: SessionSpec) -> None:
         """Refuse settings that differ between processes; all of them call it.
@@ -94,7 +99,7 @@ class Replicas(Protocol):
 class SingleReplica:
     """One device: everything happens where it is called."""
 
-    count = 1
+    count = here_count = 1
 
     def __eq__(self, other: object) -> bool:
         return type(other) is SingleReplica
@@ -108,6 +113,10 @@ class SingleReplica:
     def over_workers(self) -> bool:
         """One process."""
         return False
+
+    def worker(self) -> int:
+        """The only one."""
+        return 0
 
     def check_alike(self, spec: SessionSpec) -> None:
         """One process."""
@@ -175,7 +184,7 @@ class MirroredReplicas:
 
     def __init__(self, strategy: Strategy, reduce_dtype: str | None = None) -> None:
         self.strategy, self._reduce_dtype = strategy, reduce_dtype
-        self.count = strategy.num_replicas_in_sync
+        self.count, self.here_count = strategy.num_replicas_in_sync, len(strategy.extended.worker_devices)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, MirroredReplicas) and other.strategy is self.strategy
@@ -189,6 +198,14 @@ class MirroredReplicas:
     def over_workers(self) -> bool:
         """Whether the strategy spans processes."""
         return isinstance(self.strategy, tf.distribute.MultiWorkerMirroredStrategy)
+
+    def worker(self) -> int:
+        """The first of TF_CONFIG is the chief, where there is one."""
+        resolver = self.strategy.cluster_resolver
+        if resolver is None or resolver.task_id is None:
+            return 0
+        chiefs = len(resolver.cluster_spec().as_dict().get("chief", ())) if resolver.task_type == "worker" else 0
+        return int(resolver.task_id) + chiefs
 
     def check_alike(self, spec: SessionSpec) -> None:
         """Compare the sessions of all workers."""
@@ -216,7 +233,7 @@ class MirroredReplicas:
             return 0
         index = context.replica_id_in_sync_group
         index = int(tf.get_static_value(index)) if tf.is_tensor(index) else int(index)
-        return index % len(self.strategy.extended.worker_devices)
+        return index % self.here_count
 
     def device(self) -> str:
         """One of this worker's."""

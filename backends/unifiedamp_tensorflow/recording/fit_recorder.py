@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -11,7 +11,9 @@ import tensorflow as tf
 from unifiedamp.backend import errors
 
 from .. import patches
-from .._types import Model
+from .._types import Model, Tensor
+from ..distributed.distributed import TensorFlowDistributed
+from ..distributed.replicas import Replicas
 from ..internals import SINGLE_STEPS
 from ..training.prepared_objects import PreparedObjects
 from .native_gradients import NotedOptimizer
@@ -29,13 +31,13 @@ class FitRecorder:
     Args:
         recorder: the session's.
         prepared: its optimizers.
+        distributed: its replicas.
     """
 
-    def __init__(self, recorder: TensorFlowRecorder, prepared: PreparedObjects) -> None:
-        self._recorder, self._prepared = recorder, prepared
-
-    def _replicas(self) -> int:
-        return max((prepared.replicas.count for prepared in self._prepared.optimizers), default=1)
+    def __init__(
+        self, recorder: TensorFlowRecorder, prepared: PreparedObjects, distributed: TensorFlowDistributed
+    ) -> None:
+        self._recorder, self._prepared, self._distributed = recorder, prepared, distributed
 
     def armed(self) -> bool:
         """Whether the next step is to be recorded."""
@@ -49,44 +51,51 @@ class FitRecorder:
             make: Keras's ``make_train_function`` of it.
 
         Raises:
-            UnsupportedError: the model is on several replicas, whose numbers Keras would add up.
+            UnsupportedError: the model's replicas are in several processes, whose numbers Keras would add up.
         """
-        count = self._replicas()
-        if count > 1:
+        replicas = self._distributed.replicas
+        if replicas.over_workers():
             raise errors.UnsupportedError(
-                f"model.fit: the model is spread over {count} replicas of a tf.distribute strategy, and Keras adds up "
-                "what a step returns on each; record a loop with amp.compile and strategy.run, or fit on one device"
+                "model.fit: Keras adds up what a step returns on each worker of a MultiWorkerMirroredStrategy, and so "
+                "what is recorded of it; record a loop with amp.compile and strategy.run"
             )
-        return SingleSteps(self._recorder, self._prepared, model, make)
+        return SingleSteps(self._recorder, self._prepared, replicas, model, make)
 
 
 class SingleSteps:
-    """A train function of one step per call; steps that are recorded have separate traces."""
+    """A train function of one step per call; steps that are recorded have separate traces.
+
+    Keras runs the model's ``train_step`` on each replica and adds up what these return. A step has one record for all
+    replicas, which they begin and end together; each returns all of it, and Keras adds up no tensor that is the same
+    on all.
+    """
 
     def __init__(
-        self, recorder: TensorFlowRecorder, prepared: PreparedObjects, model: Model, make: Callable[..., Any]
-    ) -> None:
-        self._recorder, self._prepared, self._model, self._make = recorder, prepared, model, make
-        self._train_step = model.train_step
+        self, recorder: TensorFlowRecorder, prepared: PreparedObjects, replicas: Replicas, model: Model,
+        make: Callable[..., Any],
+    ) -> None:  # fmt: skip
+        self._recorder, self._prepared, self._replicas, self._model = recorder, prepared, replicas, model
+        self._make, self._train_step = make, model.train_step
         self._functions: dict[str | None, Any] = {}
         self._records: list[TraceRecord] = []
+        self._trace = ExitStack()
+        self._recorded: Mapping[int, Mapping[str, Tensor]] = {}
 
     def __call__(self, *args: Any) -> Any:
         """Run one step; return its logs."""
         current = self._recorder.current
-        key = None if current is None else current.key
-        if current is not None:
-            current.begin_trace()
-        with patches.attributes(self._model, **SINGLE_STEPS), self._step_of(current):
-            function = self._functions.get(key) or self._new_function(key)
-            outputs = function(*args)
         if current is None:
-            return outputs
+            return self._run(None, args)
+        current.begin_trace()
+        with self._noting(current), patches.attributes(self._model, train_step=self._recorded_step):
+            outputs = self._run(current.key, args)
         current.take(outputs[RECORDED], self._records)
         return outputs[LOGS]
 
-    def _step_of(self, current: StepRecorder | StepCounter | None) -> AbstractContextManager[None]:
-        return nullcontext() if current is None else patches.attributes(self._model, train_step=self._recorded_step)
+    def _run(self, key: str | None, args: tuple[Any, ...]) -> Any:
+        with patches.attributes(self._model, **SINGLE_STEPS):
+            function = self._functions.get(key) or self._new_function(key)
+            return function(*args)
 
     def _new_function(self, key: str | None) -> Any:
         with patches.attributes(self._model, train_function=None, train_tf_function=None):
@@ -95,21 +104,28 @@ class SingleSteps:
 
     def _recorded_step(self, data: Any) -> dict[str, Any]:
         """Run the model's ``train_step``, and return what was recorded beside its logs."""
-        current = self._recorder.current
-        assert current is not None
         autograph = tf.__internal__.autograph
         step = autograph.tf_convert(self._train_step, autograph.control_status_ctx(), convert_by_default=False)
-        with current.tracing(self._records) as recorded, self._noting(current):
-            logs = step(data)
-        return {LOGS: logs, RECORDED: recorded}
+        self._replicas.once(self._begin_trace)
+        logs = step(data)
+        return {LOGS: logs, RECORDED: self._replicas.once(self._end_trace)}
+
+    def _begin_trace(self) -> None:
+        current = self._recorder.current
+        assert current is not None
+        self._recorded = self._trace.enter_context(current.tracing(self._records))
+
+    def _end_trace(self) -> Mapping[int, Mapping[str, Tensor]]:
+        self._trace.close()
+        return self._recorded
 
     @contextmanager
     def _noting(self, current: StepRecorder | StepCounter) -> Iterator[None]:
         """Record activations, and the gradients of optimizers that the session did not need to wrap."""
-        with ExitStack() as stack:
+        with ExitStack() as stack, ExitStack() as self._trace:  # which a step that fails leaves open
             for prepared in self._prepared.optimizers:
                 if prepared.outer is prepared.inner:
-                    stack.enter_context(NotedOptimizer(prepared.params, current).noting())
+                    stack.enter_context(NotedOptimizer(prepared.params, current, self._replicas).noting())
             current.fitting = True
             try:
                 yield

@@ -81,12 +81,13 @@ class ReadRecord:
         return {name: not both[0][-2:].any() for (name, own), both in pairs if own == replica}  # inf and nan
 
 
-def merged(records: Sequence[ReadRecord], weights: Mapping[str, Any]) -> recording.RecordedStep:
+def merged(records: Sequence[ReadRecord], weights: Mapping[str, Any], first_rank: int | None) -> recording.RecordedStep:
     """Return what the records of one step say, those of micro-batches in their order.
 
     Args:
         records: of the step.
         weights: when a traced step began.
+        first_rank: see :class:`StepRecorder`.
     """
     scalars: dict[str, float] = {}
     gradients: dict[str, recording.GradientCounts] = {}
@@ -95,13 +96,14 @@ def merged(records: Sequence[ReadRecord], weights: Mapping[str, Any]) -> recordi
         gradients |= record.gradients()
     losses = [value for name, value in scalars.items() if name != "scale"]
     replicas = sorted({replica for record in records for _, replica in record.names})
-    local = [_local(records, replica, scalars) for replica in replicas] if len(replicas) > 1 else []
+    local = [] if first_rank is None else [_local(records, replica, first_rank, scalars) for replica in replicas]
     return recording.RecordedStep(
         scalars.get("scale", 1.0),
         sum(losses) if losses else None,
         gradients,
         [each for record in records for each in record.activations()],
         local,
+        unreduced=bool(local),
         sketches=_sketches(records, bool(local)) if records[-1].compare else None,
         weights=weights,
     )
@@ -119,9 +121,11 @@ def _own_sketches(records: Sequence[ReadRecord], replica: int) -> recording.Step
     return recording.StepSketches(layers, gradients)
 
 
-def _local(records: Sequence[ReadRecord], replica: int, scalars: Mapping[str, float]) -> recording.LocalStep:
+def _local(
+    records: Sequence[ReadRecord], replica: int, first_rank: int, scalars: Mapping[str, float]
+) -> recording.LocalStep:
     """Return what one of several replicas computed; its gradients before the sum."""
     activations = [each for record in records for each in record.activations_of(replica)]
     finite = {name: each for record in records for name, each in record.finite(replica).items()}
     sketches = _own_sketches(records, replica) if records[-1].compare else None
-    return recording.LocalStep(replica, activations, finite, scalars.get(f"loss{replica}"), sketches)
+    return recording.LocalStep(first_rank + replica, activations, finite, scalars.get(f"loss{replica}"), sketches)

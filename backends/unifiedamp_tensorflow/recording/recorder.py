@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unifiedamp.backend import Recorder, errors, recording
+from unifiedamp.backend import Recorder, recording
 
-from .._types import Optimizer, Tensor
+from .._types import Gradient, Optimizer, Tensor
 from ..device.numerics import multiplied
 from ..distributed.distributed import TensorFlowDistributed
+from ..distributed.messages import worker_messages
 from ..models.epsilons import epsilons
 from ..models.weights import TensorFlowWeights
+from ..training.gradient_buffer import GradientBuffer
 from ..training.prepared_objects import PreparedObjects
 from ..training.prepared_optimizer import PreparedOptimizer
 from ..training.scaler import DeviceScaler
@@ -45,20 +47,34 @@ class TensorFlowRecorder(Recorder):
 
     def begin(self, activations: bool, compare: bool = False) -> None:
         """Record from here on; of several replicas, the largest values of any and the gradients of all together."""
-        replica = self._distributed.replica
-        self.current = StepRecorder(self._prepared.models, activations, replica, compare, self.weights)
+        replicas = self._distributed.replicas
+        first_rank = replicas.worker() * replicas.here_count if replicas.count > 1 else None
+        self.current = StepRecorder(
+            self._prepared.models, activations, self._distributed.replica, compare, self.weights, first_rank
+        )
 
     def note_gradients(self, optimizer: Optimizer) -> Sequence[str]:
         assert self.current is not None
         buffer = self._prepared.buffer(optimizer, "record")
         scale = None if self._scaler is None else self._scaler.scale.read_value()
         self.current.gradients(buffer.collect("record"), scale, buffer.loss)
-        if self.replicas() > 1 and isinstance(self.current, StepRecorder):
-            buffer.on_reduced = self.current.reduced
+        self._note_sums(buffer, None)
         return list(buffer.present)
 
+    def _note_sums(self, buffer: GradientBuffer, factor: Tensor | None) -> None:
+        """Record what gradients become over replicas, multiplied by ``factor``; None for 1."""
+        current = self.current
+        if self._distributed.replicas.count < 2 or not isinstance(current, StepRecorder):
+            return
+        buffer.on_reduced = lambda sums: current.reduced(_multiplied(sums, factor))
+
     def replicas(self) -> int:
-        return self._distributed.replicas.count
+        return self._distributed.replicas.here_count
+
+    def messages(self) -> recording.RankMessages | None:
+        replicas = self._distributed.replicas
+        workers = replicas.count // replicas.here_count
+        return worker_messages(replicas.worker(), workers) if workers > 1 else None
 
     def note_fit(self, prepared: PreparedOptimizer, scaled: bool) -> None:
         """Note the gradients of a step of ``fit``; ``scaled``: they are multiplied by the scale."""
@@ -66,9 +82,9 @@ class TensorFlowRecorder(Recorder):
             return
         buffer, present = prepared.buffer(), prepared.buffer().present
         scale = None if self._scaler is None else self._scaler.scale.read_value()
-        if scale is not None and not scaled:
-            present = {name: multiplied(gradient, scale) for name, gradient in present.items()}
-        self.current.gradients(present, scale, buffer.loss)
+        factor = None if scaled else scale
+        self.current.gradients(_multiplied(present, factor), scale, buffer.loss)
+        self._note_sums(buffer, factor)
 
     def end(self) -> recording.RecordedStep:
         current = self.current
@@ -81,15 +97,7 @@ class TensorFlowRecorder(Recorder):
     def weights(self) -> Mapping[str, Any]:
         """Return the weights by layer path and variable name; of several replicas, whose weights are the same, those of
         the first.
-
-        Raises:
-            UnsupportedError: the replicas are in several processes.
         """
-        if self._distributed.replicas.over_workers():
-            raise errors.UnsupportedError(
-                "amp.record(compare=True): the workers of a MultiWorkerMirroredStrategy record their own steps, of "
-                "parts of a batch; record a run on one worker, or without compare=True"
-            )
         return TensorFlowWeights(self._prepared.true_weights, self._prepared.set_true_weights).read_models(
             self._prepared.models
         )
@@ -104,3 +112,9 @@ class TensorFlowRecorder(Recorder):
     def epsilons(self) -> list[recording.Epsilon]:
         optimizers = [prepared.inner for prepared in self._prepared.optimizers]
         return list(epsilons(self._prepared.models, optimizers))
+
+
+def _multiplied(gradients: Mapping[str, Gradient], factor: Tensor | None) -> Mapping[str, Gradient]:
+    if factor is None:
+        return gradients
+    return {name: multiplied(gradient, factor) for name, gradient in gradients.items()}

@@ -39,6 +39,7 @@ class StepRecorder:
         replica: returns the index of the calling replica.
         compare: sketch activations and gradients.
         weights: reads the weights, to compare what they were when a traced step began.
+        first_rank: the number, among all replicas of all workers, of the first one here; None for one replica alone.
 
     Attributes:
         key: traces of a compiled step with the same key record the same.
@@ -48,10 +49,11 @@ class StepRecorder:
 
     def __init__(
         self, models: Sequence[Model], activations: bool, replica: Callable[[], int], compare: bool = False,
-        weights: Callable[[], Mapping[str, Any]] = dict,
+        weights: Callable[[], Mapping[str, Any]] = dict, first_rank: int | None = None,
     ) -> None:  # fmt: skip
         self._replica, self._compare, self._weights = replica, compare, weights
         self._before: Mapping[str, Any] = {}
+        self._first_rank = first_rank
         self.key = "compare" if compare else "activations" if activations else "gradients"
         self._functions: dict[str, str] = {}
         self.fitting = False
@@ -140,7 +142,7 @@ class StepRecorder:
                 (self._records.current, self._records.current.tensors()),
             )
         ]
-        return merged(found, self._before)
+        return merged(found, self._before, self._first_rank)
 
 
 @functools.cache
