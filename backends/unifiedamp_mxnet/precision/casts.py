@@ -144,16 +144,19 @@ class CastTable:
         if rule == KEEP or not symbols:
             return symbols
         if rule == COPIED:
-            symbols = [copy(s) if _is_float32_parameter(s) else s for s in symbols]
+            symbols = [copy(s) if _is_parameter(s, "float32") else s for s in symbols]
         target = self.dtype if rule in (COMPUTE, COPIED) else "float32"
         if handle in _FIRST_ONLY:
             return [cast(symbols[0], target), *symbols[1:]]
-        return [s if target == "float32" and _is_float32_parameter(s) else cast(s, target) for s in symbols]
+        return [s if _is_parameter(s, target) else cast(s, target) for s in symbols]
 
 
-def _is_float32_parameter(symbol: Symbol) -> bool:
-    """A cast of one would do nothing, and MXNet 1.9 cannot differentiate ``Deconvolution`` by a weight behind it."""
-    return bool(symbol.attr("__dtype__") == str(_F32))
+def _is_parameter(symbol: Symbol, dtype: str) -> bool:
+    """Return whether it is a parameter of that dtype.
+
+    A cast of one would do nothing, and MXNet 1.9 cannot differentiate ``Deconvolution`` by a weight behind it.
+    """
+    return bool(symbol.attr("__dtype__") == str(CODES[dtype]))
 
 
 def _multicast(symbols: list[Symbol]) -> list[Symbol]:
