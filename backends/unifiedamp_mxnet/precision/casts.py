@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from unifiedamp.backend import Policy
@@ -65,6 +66,7 @@ class CastTable:
         float8_layers: id of a block → its delayed scales.
         outputs: ids of the prepared models, whose outputs are cast to the policy's output dtype.
         optimize_layout: graphs are built with MXNet 2's layout pass.
+        warn: tells the user of what a graph cannot do.
         emulation: runs the operators that the policy emulates; None without.
     """
 
@@ -76,6 +78,7 @@ class CastTable:
         self.emulation = Emulation(policy) if policy.emulate and self.dtype != "float32" else None
         self.rules, self.default = build_rules(policy, scaled)
         self.optimize_layout = False
+        self.warn: Callable[[str, type[Warning]], None] = warnings.warn
         self.layers: dict[int, CastTable] = {}
         self.float8_layers: dict[int, LayerScales] = {}
         self.outputs: set[int] = set()

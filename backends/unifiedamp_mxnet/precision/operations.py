@@ -223,7 +223,7 @@ def _listed(low: str) -> Mapping[int, Rule]:
     for function in FLOAT32_FUNCTIONS[low]:
         _override(rules, function, FLOAT32)
     if low == "bfloat16":
-        for name, rule in NUMPY_BFLOAT16.items():
+        for name, rule in {**NUMPY_BFLOAT16, "Concat": WIDEST}.items():
             rules.update(dict.fromkeys(_handles([name]), rule))
     rules.update(dict.fromkeys(_handles(UNTOUCHED), KEEP))
     return rules
