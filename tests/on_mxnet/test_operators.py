@@ -63,6 +63,9 @@ def test_operators_without_a_kernel_are_refused_by_name():
     for op in ("matmul", "conv_transpose", "layer_norm"):
         with pytest.raises(ua.UnsupportedError, match=f"op_overrides.{op}"):
             ua.Amp("mxnet", MIXED.replace(op_overrides={op: "compute"}))
+    if not NUMPY_API:
+        with pytest.raises(ua.UnsupportedError, match="by a bfloat16 weight; keep its layers in float32"):
+            ua.Amp("mxnet", ua.Policy.parse("bfloat16;update=kahan;ops=conv_transpose:float32"))
     with pytest.raises(ua.UnsupportedError, match="batch_dot and softmax"):
         ua.Amp("mxnet", MIXED.replace(op_overrides={"attention": "float32"}))
 

@@ -33,6 +33,16 @@ def test_half_precision_parameters(amp, net, dtype, monkeypatch):
         amp.prepare(model)
 
 
+@pytest.mark.parametrize(
+    "policy", ["mixed_bfloat16", "float32;layers=0:bfloat16", "bfloat16;update=stochastic;emulate=true"]
+)
+def test_float64_parameters_where_16_bits_compute(net, policy):
+    model = net()
+    model.cast("float64")
+    with pytest.raises(ua.ParamDtypeError, match=r"4 trainable parameters are float64 .*call model.cast\('float32'\)"):
+        ua.Amp("mxnet", policy).prepare(model)
+
+
 def test_parameters_of_another_model(amp, net):
     with pytest.raises(ua.PrepareError, match="4 parameters that are in none of the prepared models"):
         amp.prepare(net(), sgd(net()))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from ..errors import UnsupportedError
+from ..errors import BackendUnavailableError, UnsupportedError
 from .amax_history import AmaxHistory
 from .capabilities import Capabilities, EnvironmentDefaults, PlanRow, Support
 from .ema import Averaging
@@ -26,7 +26,7 @@ from .optional_roles import (
     Weights,
 )
 from .policy_switcher import PolicySwitcher
-from .required import required
+from .required import required, required_attribute
 from .roles import Device, Precision, Training
 from .spec import SessionSpec
 from .weight_updates import WeightUpdates
@@ -48,6 +48,7 @@ class Backend:
     """
 
     name: ClassVar[str]
+    spec: SessionSpec = required_attribute("Call super().__init__(spec) in its constructor.")
     ray_trainer: ClassVar[str | None] = None
 
     device: Device = Device()
@@ -132,6 +133,8 @@ class Backend:
     def capabilities(self) -> Capabilities:
         """Return what this backend can do on the session's device, each answer with a reason."""
         declared = self.declare()
+        if not isinstance(declared, Capabilities):
+            raise BackendUnavailableError(f"backend {self.name!r}: declare() returned {declared!r}, not Capabilities")
         return replace(declared, features={**declared.features, **role_features(self)})
 
     def require(self, feature: str, call: str) -> None:
@@ -154,9 +157,18 @@ class Backend:
 
 
 def role_features(backend: Backend) -> dict[str, Support]:
-    """Return the features that follow from a backend's optional roles."""
+    """Return the features that follow from a backend's optional roles.
+
+    Raises:
+        BackendUnavailableError: what stands in the place of a role is none.
+    """
     answers = {}
     for attribute, feature in ROLE_FEATURES.items():
         role = getattr(backend, attribute)
+        if isinstance(role, type) or not (isinstance(role, Unsupported) or hasattr(role, "means")):
+            raise BackendUnavailableError(
+                f"backend {backend.name!r}: its {attribute} is {role!r}; make it an object of a class derived from the "
+                "role's in unifiedamp.backend, or Unsupported('why')"
+            )
         answers[feature] = Support(False, role.reason) if isinstance(role, Unsupported) else Support(True, role.means)
     return answers

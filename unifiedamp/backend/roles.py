@@ -17,7 +17,7 @@ from ..names import NumpyArray
 from ..policy import Policy
 from .capabilities import NonFiniteReport
 from .prefetch import prefetch_in_thread
-from .required import required
+from .required import required, required_attribute
 from .result import StepResult
 
 Tensor = Any
@@ -53,7 +53,7 @@ class Device:
             every step.
     """
 
-    name: str
+    name: str = required_attribute("The device in the framework's spelling.")
     reads_without_sync: bool = True
 
     @required

@@ -199,13 +199,18 @@ def load_backend(name: str) -> Any:
             f"backend {name!r} needs {plugin.framework}, which is not installed: {plugin.install}"
         )
     try:
-        return plugin.load()
+        backend = plugin.load()
     except Exception as error:
         found = installed_version(plugin) or "unknown version"
         raise BackendUnavailableError(
             f"backend {name!r}: {plugin.framework} ({found}) is installed but fails to import: "
             f"{type(error).__name__}: {error}. {_import_hint(plugin, error)}"
         ) from error
+    if not isinstance(backend, type) or not issubclass(backend, Backend):
+        raise BackendUnavailableError(
+            f"the plugin of backend {name!r}: load() returned {backend!r}, not a class derived from Backend"
+        )
+    return backend
 
 
 def _import_hint(plugin: BackendPlugin, error: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar, TypeVarTuple
 
 from ..backend import Backend
-from ..errors import UnsupportedError, WrongObjectError
+from ..errors import BackendUnavailableError, UnsupportedError, WrongObjectError
 from .held_optimizers import hold, refuse_held
 from .step_loop import StepLoop
 
@@ -33,7 +33,7 @@ def prepare_objects(backend: Backend, loop: StepLoop, objects: tuple[Any, ...], 
         raise UnsupportedError(f"backend {backend.name!r} takes one optimizer: {limit.reason}")
     refuse_held(optimizers, backend.spec)
     given = optimizers
-    models, optimizers = map(list, backend.training.prepare(models, optimizers))
+    models, optimizers = _prepared(backend, models, optimizers)
     hold([*given, *optimizers], backend.spec)
     for optimizer in optimizers:
         loop.order.bind(optimizer)
@@ -42,3 +42,18 @@ def prepare_objects(backend: Backend, loop: StepLoop, objects: tuple[Any, ...], 
     left = {True: iter(models), False: iter(optimizers)}
     known += [model for model in models if all(model is not each for each in known)]
     return tuple([next(left[yes]) for yes in is_model])
+
+
+def _prepared(backend: Backend, models: list[Any], optimizers: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Return what the backend prepares of these, one for each."""
+    found = backend.training.prepare(models, optimizers)
+    try:
+        prepared, bound = map(list, found)
+    except (TypeError, ValueError):
+        prepared, bound = [], []
+    if (len(prepared), len(bound)) != (len(models), len(optimizers)):
+        raise BackendUnavailableError(
+            f"backend {backend.name!r}: Training.prepare returned {found!r}, not the {len(models)} models and the "
+            f"{len(optimizers)} optimizers, in two sequences in the order given"
+        )
+    return prepared, bound

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from unifiedamp.backend import Policy
@@ -65,6 +66,7 @@ class CastTable:
         float8_layers: id of a block → its delayed scales.
         outputs: ids of the prepared models, whose outputs are cast to the policy's output dtype.
         optimize_layout: graphs are built with MXNet 2's layout pass.
+        warn: tells the user of what a graph cannot do.
         emulation: runs the operators that the policy emulates; None without.
     """
 
@@ -76,6 +78,7 @@ class CastTable:
         self.emulation = Emulation(policy) if policy.emulate and self.dtype != "float32" else None
         self.rules, self.default = build_rules(policy, scaled)
         self.optimize_layout = False
+        self.warn: Callable[[str, type[Warning]], None] = warnings.warn
         self.layers: dict[int, CastTable] = {}
         self.float8_layers: dict[int, LayerScales] = {}
         self.outputs: set[int] = set()
@@ -144,16 +147,19 @@ class CastTable:
         if rule == KEEP or not symbols:
             return symbols
         if rule == COPIED:
-            symbols = [copy(s) if _is_float32_parameter(s) else s for s in symbols]
+            symbols = [copy(s) if _is_parameter(s, "float32") else s for s in symbols]
         target = self.dtype if rule in (COMPUTE, COPIED) else "float32"
         if handle in _FIRST_ONLY:
             return [cast(symbols[0], target), *symbols[1:]]
-        return [s if target == "float32" and _is_float32_parameter(s) else cast(s, target) for s in symbols]
+        return [s if _is_parameter(s, target) else cast(s, target) for s in symbols]
 
 
-def _is_float32_parameter(symbol: Symbol) -> bool:
-    """A cast of one would do nothing, and MXNet 1.9 cannot differentiate ``Deconvolution`` by a weight behind it."""
-    return bool(symbol.attr("__dtype__") == str(_F32))
+def _is_parameter(symbol: Symbol, dtype: str) -> bool:
+    """Return whether it is a parameter of that dtype.
+
+    A cast of one would do nothing, and MXNet 1.9 cannot differentiate ``Deconvolution`` by a weight behind it.
+    """
+    return bool(symbol.attr("__dtype__") == str(CODES[dtype]))
 
 
 def _multicast(symbols: list[Symbol]) -> list[Symbol]:

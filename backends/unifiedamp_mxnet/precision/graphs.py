@@ -11,6 +11,8 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
+from unifiedamp.backend import errors
+
 from .._types import Attributes, HybridBlock
 from ..layer_paths import is_symbol_block, prelus_below
 from ..mxnet_api import CODES, NUMPY_API, NDArray, cast, dtype_code, map_tensors, mx
@@ -18,6 +20,7 @@ from ..patches import GRAPH_FIELDS, LayoutPass, call_cached_op_native, graph_loc
 from . import recorded_graphs
 from .casts import CastTable, current
 from .emulation import is_empty
+from .summed_gradients import wrongly_summed
 
 _LOW = {CODES["float16"], CODES["bfloat16"]}
 
@@ -43,6 +46,9 @@ class Graphs(tuple[Any, ...]):
     recorded: weakref.WeakKeyDictionary[CastTable, Attributes]
     differentiates: bool
     """Whether the gradients of the graph are right; see ``prelus_below``."""
+    checked: weakref.WeakSet[CastTable]
+    imperative: weakref.WeakSet[CastTable]
+    """The precisions whose graphs have wrong gradients; see ``wrongly_summed``."""
 
 
 def call_cached_op(block: HybridBlock, *args: object) -> Any:
@@ -59,7 +65,7 @@ def call_cached_op(block: HybridBlock, *args: object) -> Any:
         graphs = vars(block)["_cached_graph"]
         if type(graphs) is not Graphs:
             graphs = _attach(block, args)
-        if not graphs.differentiates and mx.autograd.is_recording():
+        if mx.autograd.is_recording() and (not graphs.differentiates or _is_imperative(block, graphs, table, args)):
             return _run_imperatively(block, args)
         return _call_variant(block, graphs, table, args, recorder)
 
@@ -78,6 +84,7 @@ def _attach(block: HybridBlock, args: tuple[object, ...]) -> Graphs:
     graphs = Graphs(block._cached_graph)
     graphs.differentiates = not prelus_below(block)
     graphs.variants, graphs.recorded = weakref.WeakKeyDictionary(), weakref.WeakKeyDictionary()
+    graphs.imperative, graphs.checked = weakref.WeakSet(), weakref.WeakSet()
     vars(block)["_cached_graph"] = graphs
     return graphs
 
@@ -104,6 +111,30 @@ def _run_imperatively(block: HybridBlock, args: tuple[object, ...]) -> Any:
         return block.forward(*args)
     finally:
         vars(block)["_active"] = True
+
+
+def _is_imperative(block: HybridBlock, graphs: Graphs, table: CastTable, args: tuple[object, ...]) -> bool:
+    """Return whether a precision's gradients are right without its graph alone, and say so once."""
+    if table not in graphs.checked:
+        fields = vars(block)
+        found = {name: fields[name] for name in GRAPH_FIELDS}
+        try:
+            block._clear_cached_op()
+            with LayoutPass(table.optimize_layout):
+                block._build_cache(*args)
+            tensor = wrongly_summed(block._cached_graph[1])
+            graphs.variants[table] = {name: fields[name] for name in GRAPH_FIELDS}
+        finally:
+            fields.update(found)
+        graphs.checked.add(table)
+        if tensor:
+            graphs.imperative.add(table)
+            table.warn(
+                f"{type(block).__name__}: {tensor!r} is used and cast so often in the hybridized graph that MXNet sums "
+                "its gradients wrongly; the block trains imperatively",
+                errors.CompileWarning,
+            )
+    return table in graphs.imperative
 
 
 def _call_variant(

@@ -149,7 +149,7 @@ class BoundaryCasts:
         for path, dtype in match_layers(policy.layer_overrides, blocks).items():
             inner = policy.replace(compute_dtype=dtype, layer_overrides={}, loss_scale=None)
             inside = CastTable(inner, table.scaled, table.multicast)
-            inside.layers = table.layers
+            inside.layers, inside.warn = table.layers, table.warn
             for block in blocks[path]:
                 table.layers[id(block)] = inside
                 self._wrap(block)

@@ -8,7 +8,7 @@ from unifiedamp.backend import Policy, errors, match_layers, rounding
 
 from .._types import Array, Block, Parameter
 from ..layer_paths import is_hybrid, walk
-from ..mxnet_api import BFLOAT16, context_of, dtype_name, gluon, param_dtype
+from ..mxnet_api import BFLOAT16, context_of, copy, dtype_name, gluon, param_dtype
 from .bfloat16_bits import bits_of, write_bits, write_rounded
 
 FLOATING = ("float32", "float16", "bfloat16")
@@ -86,10 +86,17 @@ def round_parameters(model: Block, dtypes: Mapping[str, str], policy: Policy) ->
 
 def _cast(param: Parameter, dtype: str) -> None:
     before = list(param._data or ())
+    if before:  # MXNet casts no array in the layout of a convolution that has run
+        param._data = [_plain(array) for array in before]
+        param._grad = None if param._grad is None else [_plain(array) for array in param._grad]
     param.cast(BFLOAT16 if dtype == "bfloat16" else dtype)
     for array, values in zip(param._data or (), before if dtype == "bfloat16" else (), strict=False):
         if dtype_name(values) == "float32":
             write_bits(array, bits_of(rounding.nearest(values.asnumpy())))
+
+
+def _plain(array: Array) -> Array:
+    return copy(array) if array.stype == "default" else array
 
 
 def _changes(model: Block, dtypes: Mapping[str, str], policy: Policy) -> Iterator[tuple[str, Parameter, str]]:

@@ -136,6 +136,9 @@ def build_rules(policy: Policy, scaled: bool) -> tuple[Rules, str]:
     low = policy.region_dtype
     in_float32 = low == "float32" or (policy.emulate and low == "bfloat16")
     rules = {} if in_float32 else dict(_listed(low))
+    if policy.param_dtype == "bfloat16" and not in_float32:
+        # Its kernel takes bfloat16; in float32, MXNet cannot differentiate by a weight behind a cast.
+        rules.update(dict.fromkeys(_handles(map(str, VOCABULARY["conv_transpose"])), COMPUTE))
     for word, choice in policy.op_overrides.items():
         for target in VOCABULARY[word]:
             if in_float32 or not (choice == COMPUTE and low == "bfloat16" and target in NO_BFLOAT16):
@@ -220,7 +223,7 @@ def _listed(low: str) -> Mapping[int, Rule]:
     for function in FLOAT32_FUNCTIONS[low]:
         _override(rules, function, FLOAT32)
     if low == "bfloat16":
-        for name, rule in NUMPY_BFLOAT16.items():
+        for name, rule in {**NUMPY_BFLOAT16, "Concat": WIDEST}.items():
             rules.update(dict.fromkeys(_handles([name]), rule))
     rules.update(dict.fromkeys(_handles(UNTOUCHED), KEEP))
     return rules
@@ -257,8 +260,19 @@ def check_overrides(policy: Policy) -> None:
             reason = COMPOSED.get(word, "it has no such operator")
             raise errors.UnsupportedError(f"op_overrides.{word}: MXNet has no separate operator for it ({reason})")
         native = policy.region_dtype == "bfloat16" and not policy.emulate
-        if choice == COMPUTE and native and word not in BFLOAT16_KERNELS:
+        if native and word == "conv_transpose" and policy.param_dtype == "bfloat16":
+            _check_transposed(choice)
+        elif choice == COMPUTE and native and word not in BFLOAT16_KERNELS:
             raise errors.UnsupportedError(
                 f"op_overrides.{word}='compute': MXNet has no bfloat16 CPU kernel for it "
                 f"(it has: {', '.join(sorted(BFLOAT16_KERNELS))}); leave it out, or set 'float32'"
             )
+
+
+def _check_transposed(choice: str) -> None:
+    """Refuse another dtype for transposed convolutions than that of their bfloat16 weights."""
+    if choice != COMPUTE:
+        raise errors.UnsupportedError(
+            f"op_overrides.conv_transpose={choice!r}: MXNet cannot differentiate it in float32 by a bfloat16 weight; "
+            "keep its layers in float32 by layer_overrides"
+        )

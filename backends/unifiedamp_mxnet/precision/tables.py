@@ -90,7 +90,7 @@ class CastTables:
         if table is None:
             check_policy(policy, self._context)
             table = CastTable(policy, scaled=self._scaled, multicast=multicasts(policy, self._context))
-            table.optimize_layout = self._optimize_layout
+            table.optimize_layout, table.warn = self._optimize_layout, self._spec.warn
             self._boundaries.apply(table)
             self._tables[policy] = table
         return table

@@ -11,7 +11,7 @@ from ..distributed import distributed
 from ..distributed.reduction import check_reduction
 from ..layer_paths import is_symbol_block, named_parameters, prelus_below, walk
 from ..mxnet_api import gluon, mx, param_dtype
-from ..precision.low_precision_params import Arrays, is_low_precision
+from ..precision.low_precision_params import Arrays
 from . import master_weights
 
 
@@ -91,21 +91,25 @@ def kind(obj: object) -> str:
 
 
 def check_parameters(params: Iterable[Parameter], names: Mapping[int, str], spec: SessionSpec) -> None:
-    """Refuse trainable parameters in low precision, which a policy with float32 parameters cannot train.
+    """Refuse trainable parameters that the policy cannot train: in 16 bits where it has float32 ones, and in float64
+    where anything is computed in 16 bits.
 
     Raises:
         ParamDtypeError: naming the first five.
     """
-    if spec.policy.param_dtype != "float32":
-        return
-    wrong = [p for p in params if p.grad_req != "null" and is_low_precision(p)]
+    policy = spec.policy
+    refused = {"float16", "bfloat16"} if policy.param_dtype == "float32" else set()
+    if policy.compute_dtype != "float32" or policy.layer_overrides:
+        refused.add("float64")
+    wrong = [p for p in params if p.grad_req != "null" and param_dtype(p.dtype) in refused]
     if not wrong:
         return
     dtypes = sorted({param_dtype(p.dtype) for p in wrong})
     shown = errors.first_names(names.get(id(p), p.name) for p in wrong)
+    rule = "keeps parameters in float32" if policy.param_dtype == "float32" else "casts parameters from float32"
     raise errors.ParamDtypeError(
-        f"{len(wrong)} trainable parameters are {' and '.join(dtypes)} ({shown}); policy {spec.policy} keeps "
-        "parameters in float32: call model.cast('float32') before amp.prepare"
+        f"{len(wrong)} trainable parameters are {' and '.join(dtypes)} ({shown}); policy {policy} {rule}: call "
+        "model.cast('float32') before amp.prepare"
     )
 
 

@@ -10,7 +10,7 @@ from unifiedamp.backend import errors
 from .._types import Array
 from ..device.arrays import is_array
 from ..device.numpy_semantics import in_numpy_semantics
-from ..mxnet_api import autograd, cast, dtype_code, dtype_name
+from ..mxnet_api import autograd, cast, convert, dtype_code, dtype_name
 from .scaler import SessionScaler
 
 RunBackward = Callable[[list[Array], "list[Array] | None", bool], None]
@@ -102,7 +102,7 @@ def read_losses(loss: object) -> list[Array]:
 
 def _widened(loss: Array) -> Array:
     with autograd.record():
-        return cast(loss, "float32")
+        return convert(loss, "float32") if dtype_name(loss) == "float64" else cast(loss, "float32")
 
 
 def read_condition(condition: object) -> bool:

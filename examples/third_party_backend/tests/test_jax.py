@@ -271,3 +271,19 @@ def test_the_package_imports_no_jax_until_it_is_used():
     code = "import sys, unifiedamp as ua; ua.available_backends(); import unifiedamp_jax; print('jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("name", ["loss_scale", "applied_steps", "skipped_steps"])
+def test_numbers_are_not_read_while_a_step_is_traced(name):
+    amp, model, optimizer = prepared(loss_scale=DYNAMIC)
+
+    @amp.compile
+    def train(x):
+        amp.backward(lambda: model(x).sum(), optimizer)
+        amp.step(optimizer)
+        return getattr(amp, name)
+
+    with pytest.raises(ua.StepOrderError, match="inside a compiled step nothing has run yet"):
+        train(X)
+    amp.backward(lambda: model(X).sum(), optimizer)
+    assert amp.step(optimizer).applied

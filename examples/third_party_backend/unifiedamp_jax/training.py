@@ -195,7 +195,13 @@ class JaxTraining(Training):
         return self._session.carry.buffers[self._place(optimizer)]
 
     def read_state(self) -> ScaleState:
-        return scaler.to_state(self._session.carry.numbers)
+        numbers = self._session.carry.numbers
+        if isinstance(numbers["scale"], jax.core.Tracer):
+            raise errors.StepOrderError(
+                "amp.loss_scale, amp.applied_steps, amp.skipped_steps: inside a compiled step nothing has run yet; "
+                "read them after the call"
+            )
+        return scaler.to_state(numbers)
 
     def write_state(self, state: ScaleState) -> None:
         self._session.carry.numbers = scaler.to_arrays(state)

@@ -46,3 +46,21 @@ def test_it_is_refused_until_it_is_cast_back(harness, form, model, policy, optio
     assert amp.applied_steps == 1
     step(x)
     assert amp.applied_steps == 2
+
+
+def test_a_model_in_float64_trains_in_float64(harness, form):
+    """Updates that float32 weights would lose are kept, of gradients that were scaled."""
+    amp, net = session(harness, form, "float32", loss_scale=1024.0), harness.probe([1.0, 2.0])
+    harness.cast_model(net, "float64")
+    net, optimizer = amp.prepare(net, harness.sgd([net], 0.5))
+
+    def train(x):
+        amp.backward(lambda: net(x), optimizer)
+        amp.clip_grad_norm(optimizer, 1.0)
+        amp.step(optimizer)
+
+    step, gradient = compiled(amp, form, train), np.array([1e-11, 3e-11])
+    for _ in range(2):
+        step(amp.to_native(gradient, dtype="float64"))
+    moved = np.concatenate(list(harness.parameters(net).values())) - [1.0, 2.0]
+    assert np.array_equal(np.round(moved / -gradient, 3), [1.0, 1.0])
