@@ -40,7 +40,7 @@ def _each(aliases: Aliases, half: Half, groups: set[Key | None]) -> list[str]:
 
 def _call(aliases: Aliases, half: Half, entry: cst.FunctionDef) -> Iterator[str]:
     """Yield the lines that import and call a function; a method, on an object of its class."""
-    owner, name = aliases.class_of(entry), entry.name.value
+    owner, name = aliases.scopes.class_of(entry), entry.name.value
     imported = name if owner is None else owner.name.value
     yield f"from {HALF} import {imported}"
     called = imported if owner is None or name == "__init__" else f"given_{imported}.{name}"

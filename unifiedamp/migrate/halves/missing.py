@@ -12,7 +12,8 @@ from ..nodes import argument, dotted
 from ..source import Source
 from ..torch_amp import SCALERS
 from ..torch_amp.prepare import model_groups
-from ..training.aliases import MODEL_WORDS, Aliases, Key
+from ..training.aliases import Aliases, Key
+from ..training.reached import MODEL_WORDS
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def with_scaler(source: Source, aliases: Aliases) -> Half | None:
         return None
     steps = [call for call in source.methods("step") if aliases.of(_receiver(call)) in scalers]
     optimizers = {aliases.of(call.args[0].value) for call in steps if len(call.args) == 1}
-    entries = [f for f in _outermost(source) if given(aliases, f, scalers) and not aliases.calls(f)]
+    entries = [f for f in _outermost(source) if given(aliases, f, scalers) and not aliases.reached.calls(f)]
     return _half(source, aliases, entries, scalers, optimizers)
 
 
@@ -69,7 +70,7 @@ def entries_of(source: Source, aliases: Aliases, uses: Sequence[cst.CSTNode]) ->
         if function in seen:
             continue
         seen.add(function)
-        callers = aliases.calls(function)
+        callers = aliases.reached.calls(function)
         waiting += callers
         if not callers:
             entries.append(function)
@@ -104,7 +105,7 @@ def with_inits(aliases: Aliases, entries: Sequence[cst.FunctionDef]) -> list[cst
 
 def init_of(aliases: Aliases, function: cst.FunctionDef) -> cst.FunctionDef | None:
     """Return the ``__init__`` of the class whose method a function is."""
-    owner = aliases.class_of(function)
+    owner = aliases.scopes.class_of(function)
     body = owner.body.body if owner is not None else ()
     return next((one for one in body if isinstance(one, cst.FunctionDef) and one.name.value == "__init__"), None)
 
@@ -123,7 +124,7 @@ def _around(source: Source, node: cst.CSTNode) -> cst.FunctionDef | None:
 
 def _overrides(aliases: Aliases, function: cst.FunctionDef) -> bool:
     """Whether a method may be called by a base class, which passes no new argument."""
-    owner = aliases.class_of(function)
+    owner = aliases.scopes.class_of(function)
     return owner is not None and any(dotted(base.value) != "object" for base in owner.bases)
 
 

@@ -9,7 +9,8 @@ import libcst as cst
 from ..nodes import dotted, parameters
 from ..sessions import behind, models_of, owners, prepare_line
 from ..source import Source, Statement
-from ..training.aliases import MODEL_WORDS, Aliases, Key
+from ..training.aliases import Aliases, Key
+from ..training.reached import MODEL_WORDS
 from ..training.values import peeled
 from ..work import Work
 from .scaler import Scaler
@@ -114,7 +115,7 @@ def _comes_first(work: Work, aliases: Aliases, scaler: Scaler, made: cst.Assign)
     home, method = source.scope(scaler.first.assign), source.scope(made)
     if not isinstance(home, cst.FunctionDef) or not isinstance(method, cst.FunctionDef):
         return False
-    if aliases.class_of(home) is None or aliases.class_of(method) is not aliases.class_of(home):
+    if aliases.scopes.class_of(home) is None or aliases.scopes.class_of(method) is not aliases.scopes.class_of(home):
         return False
     scalers = _reached(source, aliases, home, scaler.first.assign)
     optimizers = _reached(source, aliases, method, made)
@@ -129,7 +130,7 @@ def _reached(
 ) -> list[tuple[cst.CSTNode, int]]:
     """Return the functions in which a line runs, its own and those that call it, with the place in each."""
     found: list[tuple[cst.CSTNode, int]] = [(function, source.order[line])]
-    for call in aliases.calls(function) if depth else ():
+    for call in aliases.reached.calls(function) if depth else ():
         caller = source.scope(call)
         if isinstance(caller, cst.FunctionDef) and caller is not function:
             found += _reached(source, aliases, caller, call, depth - 1)
@@ -195,7 +196,7 @@ def _in_home(
     """Prepare behind the session's line, in a function that is given model and optimizer."""
     optimizers = [name for group in groups for name in _seen_as(aliases, home, group)[:1]]
     models = [name for group in model_groups(work.source, aliases) for name in _seen_as(aliases, home, group)[:1]]
-    models = models or [name for name in MODEL_WORDS if aliases.binds(home, name)]
+    models = models or [name for name in MODEL_WORDS if aliases.scopes.binds(home, name)]
     models = models or [name for name in map("self.{}".format, MODEL_WORDS) if _computes(work.source, home, name)]
     if not models:
         raise work.stop(scaler.call, f"it is not clear which models {' and '.join(optimizers)} trains",
@@ -220,12 +221,12 @@ def _write(
 ) -> set[Key | None]:
     """Add the line; what the function does not bind itself is prepared without a new value."""
     objects = [*models, *optimizers]
-    if all("." in name or aliases.binds(scope, name) for name in objects):
+    if all("." in name or aliases.scopes.binds(scope, name) for name in objects):
         line = prepare_line(amp, models, optimizers)
     else:
         line = f"{amp}.prepare({', '.join(objects)})"
     work.edits.after(place, line)
-    owner = aliases.class_of(scope) or scope
+    owner = aliases.scopes.class_of(scope) or scope
     return {aliases.group((owner if name.startswith("self.") else scope, name)) for name in models}
 
 
@@ -273,7 +274,7 @@ def model_groups(source: Source, aliases: Aliases) -> list[Key | None]:
 
 def _seen_as(aliases: Aliases, scope: cst.CSTNode, group: Key | None) -> list[str]:
     """Return the names that a function itself has for a group."""
-    owner = aliases.class_of(scope) if isinstance(scope, cst.FunctionDef) else None
+    owner = aliases.scopes.class_of(scope) if isinstance(scope, cst.FunctionDef) else None
     keys = [key for key in aliases.keys if aliases.group(key) == group and key[0] in (scope, owner)]
     return [key[1] for key in keys]
 

@@ -91,7 +91,7 @@ class Clips:
 
     def _clips_inside(self, call: cst.Call) -> bool:
         """Whether a function of this file, which trains and unscales nothing itself, clips gradients."""
-        for function in self._aliases.functions(call):
+        for function in self._aliases.reached.functions(call):
             called = {dotted(one.func).rpartition(".")[2] for one in walk(function.body) if isinstance(one, cst.Call)}
             if called & set(CLIPS) and "unscale_" not in called and not self._holds_step(function):
                 return True

@@ -124,7 +124,7 @@ class Loops:
             return False  # what a scaler scales is no loss without AMP
         if "loss" in dotted(receiver).lower():
             return True
-        return not any(self.aliases.class_of(f) for f in self.aliases.functions(call) if not _static(f))
+        return not any(self.aliases.scopes.class_of(f) for f in self.aliases.reached.functions(call) if not _static(f))
 
     def _scale(self, site: Site) -> None:
         source, call = self.work.source, site.call

@@ -144,7 +144,7 @@ class Regions:
             return False
         if any(self._aliases.of(arg.value) in self._models for arg in call.args):
             return True
-        functions = self._aliases.functions(call)
+        functions = self._aliases.reached.functions(call)
         return any(self.computes(one.body) for one in functions) or (
             all(map(_is_open, functions)) and _is_forward(call)
         )
@@ -217,8 +217,8 @@ class Regions:
         given = [
             self.cover(arg.value, self._source.statement(call), header, depth + 1)
             or (self.computes(arg.value) and self._own_line(call, arg, header))
-            for call in self._aliases.calls(scope)
-            for arg, function, name in self._aliases.arguments(call)
+            for call in self._aliases.reached.calls(scope)
+            for arg, function, name in self._aliases.reached.arguments(call)
             if function is scope and name in needed
         ]
         return bool(given) and all(given)
