@@ -35,7 +35,7 @@ def unknown(facts: Facts) -> Iterator[tuple[cst.CSTNode, str, str]]:
             call = source.parents.get(source.parents[use])
             around = [source.root(use), *_functions(facts, use)]
             if isinstance(call, cst.Call) and not any(facts.aliases.scopes.binds(scope, name) for scope in around):
-                yield use, f"{name} is not known here", "it as a parameter, or keep it as an attribute"
+                yield use, f"{name}, the session, is not known here", "it as a parameter, or keep it as an attribute"
 
 
 def unmade(facts: Facts) -> Iterator[tuple[cst.CSTNode, str, str]]:

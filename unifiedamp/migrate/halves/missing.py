@@ -25,12 +25,14 @@ class Half:
         scalers: the groups of scalers; none for Apex, whose module the functions import.
         optimizers: the groups of optimizers that losses are scaled for.
         models: the groups of models.
+        losses: the groups of the losses that are scaled.
     """
 
     entries: Sequence[cst.FunctionDef]
     scalers: set[Key | None]
     optimizers: set[Key | None]
     models: set[Key | None]
+    losses: set[Key | None]
 
 
 def with_scaler(source: Source, aliases: Aliases) -> Half | None:
@@ -41,7 +43,7 @@ def with_scaler(source: Source, aliases: Aliases) -> Half | None:
     steps = [call for call in source.methods("step") if aliases.of(_receiver(call)) in scalers]
     optimizers = {aliases.of(call.args[0].value) for call in steps if len(call.args) == 1}
     entries = [f for f in _outermost(source) if given(aliases, f, scalers) and not aliases.reached.calls(f)]
-    return _half(source, aliases, entries, scalers, optimizers)
+    return _half(source, aliases, entries, scalers, optimizers, [one for one in source.methods("scale") if one.args])
 
 
 def with_apex(source: Source, aliases: Aliases) -> Half | None:
@@ -52,7 +54,7 @@ def with_apex(source: Source, aliases: Aliases) -> Half | None:
     entries = entries_of(source, aliases, uses)
     named = [argument(call, "optimizers", 1) for call in calls_of(source, "scale_loss")]
     optimizers = {aliases.of(one) for node in named if node is not None for one in _listed(node)}
-    half = _half(source, aliases, entries, set(), optimizers)
+    half = _half(source, aliases, entries, set(), optimizers, calls_of(source, "scale_loss"))
     return half if half is not None and half.models else None
 
 
@@ -83,8 +85,9 @@ def _half(
     entries: Sequence[cst.FunctionDef],
     scalers: set[Key | None],
     optimizers: set[Key | None],
+    scaled: Sequence[cst.Call],
 ) -> Half | None:
-    """Return what is missing if parameters of ``entries`` bring it all."""
+    """Return what is missing if parameters of ``entries`` bring it all, but for the losses of ``scaled``."""
     if not entries or not optimizers or None in optimizers:
         return None
     bringing = with_inits(aliases, entries)
@@ -94,7 +97,16 @@ def _half(
     models = {group for group in model_groups(source, aliases) if group in brought}
     named = {(entry, name) for entry in bringing for name in _names(entry) if name.rpartition("_")[2] in MODEL_WORDS}
     models |= {aliases.group(key) for key in named}
-    return Half(entries, scalers, optimizers, models - scalers - optimizers)
+    models -= scalers | optimizers
+    losses = {aliases.of(_weighed(loss)) for call in scaled for loss in [argument(call, "loss", 0)] if loss is not None}
+    return Half(entries, scalers, optimizers, models, (losses & brought) - models - scalers - optimizers)
+
+
+def _weighed(loss: cst.BaseExpression) -> cst.BaseExpression:
+    """Return the loss of ``loss / accumulated``."""
+    while isinstance(loss, cst.BinaryOperation) and isinstance(loss.operator, cst.Divide | cst.Multiply):
+        loss = loss.left
+    return loss
 
 
 def with_inits(aliases: Aliases, entries: Sequence[cst.FunctionDef]) -> list[cst.FunctionDef]:

@@ -109,7 +109,13 @@ def _refuse_references(work: Work) -> None:
             continue
         if isinstance(parent, cst.Annotation | cst.Subscript | cst.SubscriptElement | cst.Index | cst.BinaryOperation):
             continue
+        if isinstance(parent, cst.AssignTarget) and _is_none(work.source.parents[parent]):
+            continue  # GradScaler = None, where torch has none
         work.block(node, f"{work.source.code(node)} under another name", "call it where it is used")
+
+
+def _is_none(assign: cst.CSTNode) -> bool:
+    return isinstance(assign, cst.Assign) and dotted(assign.value) == "None"
 
 
 def _note_others(work: Work) -> None:

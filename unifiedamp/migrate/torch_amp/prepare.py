@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from ..nodes import dotted, parameters
+from ..nodes import dotted, literal, parameters
 from ..sessions import behind, models_of, owners, prepare_line
 from ..source import Source, Statement
 from ..training.aliases import Aliases, Key
@@ -36,6 +36,12 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
         and any(aliases.of(target.target) in groups for target in node.targets)
         and not all(dotted(value) for value in peeled(node.value))
     ]
+    for assign in makers:
+        if isinstance(assign.value, cst.Subscript) and not isinstance(_index(assign.value), int):
+            one = work.source.code(assign.targets[0].target)
+            raise work.stop(assign, f"{one} is one of several: {work.source.code(assign)}",
+                            "prepare each with its model where it is made, before it goes into "
+                            f"{work.source.code(assign.value.value)}")  # fmt: skip
     scopes: dict[cst.CSTNode, list[cst.Assign]] = {}
     for assign in makers:
         scopes.setdefault(work.source.scope(assign), []).append(assign)
@@ -64,6 +70,11 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
                 block = None
             prepared |= _in_scope(work, aliases, scaler, session, scope, assigns, block)
     return prepared
+
+
+def _index(item: cst.Subscript) -> object:
+    index = item.slice[0].slice
+    return literal(index.value) if isinstance(index, cst.Index) else None
 
 
 def _is_before(source: Source, place: Statement, block: cst.CSTNode) -> bool:

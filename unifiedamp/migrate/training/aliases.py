@@ -163,12 +163,17 @@ class Aliases:
                         self._same(self.key(target), self.key(value))
 
     def _attribute(self, node: cst.Attribute) -> None:
-        """``trainer.optimizer`` is ``self.optimizer`` of the one class that has it."""
+        """``trainer.optimizer`` is ``self.optimizer`` of the one class that has it, or that ``trainer`` is made of."""
         text = dotted(node)
         root, _, name = text.rpartition(".")
-        if not root or "." in root:
+        if not root:
             return
         key = self.key(node)
+        if "." in root:
+            made = self.reached.classes_of(root)
+            if len(made) == 1:
+                self._same(key, (made[0], f"self.{name}"))
+            return
         known = self._attributes.setdefault(name, [])
         if root == "self" and key is not None and key not in known and isinstance(key[0], cst.ClassDef):
             known.append(key)

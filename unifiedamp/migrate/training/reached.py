@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
@@ -32,7 +32,26 @@ class Reached:
 
     def functions(self, call: cst.Call) -> list[cst.FunctionDef]:
         """Return the functions of this file that a call may reach; of a class, its ``__init__``."""
+        partial = self._partial(call)
+        return self._named(call, call.func) if partial is None else self._named(partial, partial.args[0].value)
+
+    def _partial(self, call: cst.Call) -> cst.Call | None:
+        """Return what makes the partial function that is called: ``backward = partial(loss_backward, fp16)``."""
         name = dotted(call.func)
+        made = [assign for assign in self._source.assigns(name) if self._is_bound_by(assign, call, name)]
+        value = made[0].value if len(made) == 1 else None
+        return value if isinstance(value, cst.Call) and self._is_partial(value) else None
+
+    def _is_bound_by(self, assign: cst.Assign, node: cst.CSTNode, name: str) -> bool:
+        """Whether an assignment gives ``name`` its value where ``node`` stands."""
+        return "." in name or self._scopes.of(assign) is self._scopes.binding(node, name)
+
+    def _is_partial(self, call: cst.Call) -> bool:
+        return self._source.meaning(call.func) == "functools.partial" and bool(call.args)
+
+    def _named(self, call: cst.Call, func: cst.BaseExpression) -> list[cst.FunctionDef]:
+        """Return the functions that ``func`` may be where it is called, or handed on, in ``call``."""
+        name = dotted(func)
         if not name:
             return []
         root, _, last = name.rpartition(".")
@@ -46,7 +65,7 @@ class Reached:
             return [
                 f
                 for f in self._scopes.functions.get("__call__", ())
-                if self._scopes.class_of(f) in self._classes_of(name)
+                if self._scopes.class_of(f) in self.classes_of(name)
             ]
         if not root:
             return [f for f in found if self._scopes.class_of(f) is None or f.name.value == "__init__"]
@@ -59,7 +78,7 @@ class Reached:
             return []
         found = [f for f in found if self._scopes.class_of(f) is not None]
         if found and last in _OF_MODULES and not call.args and self._is_module(root):
-            made = self._classes_of(root)
+            made = self.classes_of(root)
             return [f for f in found if self._scopes.class_of(f) in made]
         return found
 
@@ -81,7 +100,7 @@ class Reached:
         """Return the class whose code a node is in."""
         return next((above for above in self._source.above(node) if isinstance(above, cst.ClassDef)), None)
 
-    def _classes_of(self, name: str) -> list[cst.ClassDef]:
+    def classes_of(self, name: str) -> list[cst.ClassDef]:
         """Return the classes of this file that a variable is made of."""
         if name in self._looked_up:
             return []  # wrap = wrap(other): what it is made of is asked already
@@ -93,18 +112,29 @@ class Reached:
 
     def arguments(self, call: cst.Call) -> Iterator[tuple[cst.Arg, cst.FunctionDef, str]]:
         """Yield each argument that a function of this file takes, with the function and its parameter's name."""
+        if self._is_partial(call):
+            for function in self._named(call, call.args[0].value):
+                yield from self._filled(call.args[1:], function, 0)
+            return
+        partial = self._partial(call)
+        taken = 0 if partial is None else sum(arg.keyword is None for arg in partial.args[1:])
         for function in self.functions(call):
-            names = self.positional(function)
-            position = 0
-            for arg in call.args:
-                if arg.keyword is not None:
-                    yield arg, function, arg.keyword.value
-                elif arg.star:
-                    position = len(names)
-                else:
-                    if position < len(names):
-                        yield arg, function, names[position]
-                    position += 1
+            yield from self._filled(call.args, function, taken)
+
+    def _filled(
+        self, args: Sequence[cst.Arg], function: cst.FunctionDef, position: int
+    ) -> Iterator[tuple[cst.Arg, cst.FunctionDef, str]]:
+        """Yield the parameters that arguments fill, the first of them at ``position``."""
+        names = self.positional(function)
+        for arg in args:
+            if arg.keyword is not None:
+                yield arg, function, arg.keyword.value
+            elif arg.star:
+                position = len(names)
+            else:
+                if position < len(names):
+                    yield arg, function, names[position]
+                position += 1
 
     def positional(self, function: cst.FunctionDef) -> list[str]:
         """Return the names that a function's arguments fill by position, without ``self``."""

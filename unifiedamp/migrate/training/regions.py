@@ -32,6 +32,13 @@ class Range(NamedTuple):
     header: str
 
 
+class Uncovered(NamedTuple):
+    """A loss that no model was found for, and the function of other files' calls that it is a parameter of."""
+
+    loss: cst.CSTNode
+    function: cst.FunctionDef | None
+
+
 class _Dataflow(NamedTuple):
     """The variables that a statement assigns, those that have no other value behind it, and those that it uses."""
 
@@ -61,6 +68,9 @@ class Regions:
         ends: statements at which one step ends and the next begins; no region holds one.
         there: ``with`` statements that are regions already.
         session: node → what the session is called there; None where it cannot be seen.
+
+    Attributes:
+        uncovered: the losses, as the functions that compute them name them, for which no call of a model was found.
     """
 
     def __init__(
@@ -80,6 +90,7 @@ class Regions:
         self._facts: dict[Statement, _Dataflow] = {}
         self._first: dict[Block, dict[str, int]] = {}
         self._computing: dict[cst.CSTNode, bool] = {}
+        self.uncovered: list[Uncovered] = []
 
     def cover(self, loss: cst.CSTNode, place: Statement, header: str, depth: int = 0) -> bool:
         """Put what computes ``loss`` before ``place`` in a region; return whether a model's call was found."""
@@ -95,9 +106,14 @@ class Regions:
             position = above
         scope = self._source.scope(place)
         attributes = self._attributes(needed, scope, header) if depth < _DEPTH else False
-        if found or attributes or depth >= _DEPTH or not isinstance(scope, cst.FunctionDef):
-            return found or attributes
-        return self._callers(scope, needed, header, depth)
+        if found or attributes:
+            return True
+        if depth < _DEPTH and isinstance(scope, cst.FunctionDef):
+            covered = self._callers(scope, needed, header, depth)
+            if covered is not None:
+                return covered
+        self.uncovered.append(Uncovered(loss, self._brought(scope, needed)))
+        return False
 
     def emit(self) -> None:
         """Put the regions in the file's edits; those that touch become one, and one inside another goes."""
@@ -212,16 +228,38 @@ class Regions:
                     found = self._keep(block, body, [body.index(statement)], header) or found
         return found
 
-    def _callers(self, scope: cst.FunctionDef, needed: set[str], header: str, depth: int) -> bool:
-        """Cover the losses that callers hand to a function."""
+    def _callers(self, scope: cst.FunctionDef, needed: set[str], header: str, depth: int) -> bool | None:
+        """Cover the losses that callers hand to a function; return None where none does."""
         given = [
-            self.cover(arg.value, self._source.statement(call), header, depth + 1)
-            or (self.computes(arg.value) and self._own_line(call, arg, header))
-            for call in self._aliases.reached.calls(scope)
+            self._given(call, arg, header, depth)
+            for call in self._calls_from_outside(scope)
             for arg, function, name in self._aliases.reached.arguments(call)
             if function is scope and name in needed
         ]
-        return bool(given) and all(given)
+        return all(given) if given else None
+
+    def _given(self, call: cst.Call, arg: cst.Arg, header: str, depth: int) -> bool:
+        before = len(self.uncovered)
+        if self.cover(arg.value, self._source.statement(call), header, depth + 1):
+            return True
+        own = self.computes(arg.value) and self._own_line(call, arg, header)
+        if own:
+            del self.uncovered[before:]
+        return own
+
+    def _brought(self, scope: cst.CSTNode, needed: set[str]) -> cst.FunctionDef | None:
+        """Return the function of which a loss is a parameter that no call here fills."""
+        if not isinstance(scope, cst.FunctionDef):
+            return None
+        taken = needed & set(self._aliases.reached.positional(scope))
+        filled = {
+            name for call in self._calls_from_outside(scope) for _, _, name in self._aliases.reached.arguments(call)
+        }
+        return scope if taken and not taken & filled else None
+
+    def _calls_from_outside(self, scope: cst.FunctionDef) -> list[cst.Call]:
+        """Return a function's calls, without those in itself, as of another object's method of that name."""
+        return [call for call in self._aliases.reached.calls(scope) if not self._source.inside(call, scope)]
 
     def _own_line(self, call: cst.Call, arg: cst.Arg, header: str) -> bool:
         """A loss computed in the argument itself gets a line before the call."""
