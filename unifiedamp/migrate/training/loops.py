@@ -255,7 +255,7 @@ class Loops:
         """Refuse a loss that no model was found for, where it is computed."""
         loss = self.work.source.code(each.loss)
         if each.function is not None:
-            what = f"{each.function.name.value} is given its loss, {loss}, by code that is not here"
+            what = f"{each.function.name.value} is given {', '.join(each.given)}, which its loss comes from, by code that is not here"
             self.work.block(each.function, what,
                             f"compute it there in `{header}`, and migrate that file with this one")  # fmt: skip
             return

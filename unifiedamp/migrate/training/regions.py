@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import libcst as cst
@@ -33,10 +33,11 @@ class Range(NamedTuple):
 
 
 class Uncovered(NamedTuple):
-    """A loss that no model was found for, and the function of other files' calls that it is a parameter of."""
+    """A loss that no model was found for; the function, and its parameters, through which other files give it."""
 
     loss: cst.CSTNode
     function: cst.FunctionDef | None
+    given: Sequence[str]
 
 
 class _Dataflow(NamedTuple):
@@ -112,7 +113,7 @@ class Regions:
             covered = self._callers(scope, needed, header, depth)
             if covered is not None:
                 return covered
-        self.uncovered.append(Uncovered(loss, self._brought(scope, needed)))
+        self.uncovered.append(Uncovered(loss, *self._brought(scope, loss)))
         return False
 
     def emit(self) -> None:
@@ -247,15 +248,15 @@ class Regions:
             del self.uncovered[before:]
         return own
 
-    def _brought(self, scope: cst.CSTNode, needed: set[str]) -> cst.FunctionDef | None:
-        """Return the function of which a loss is a parameter that no call here fills."""
+    def _brought(self, scope: cst.CSTNode, loss: cst.CSTNode) -> tuple[cst.FunctionDef | None, Sequence[str]]:
+        """Return the function of which a loss is a parameter that no call here fills, and the parameter."""
         if not isinstance(scope, cst.FunctionDef):
-            return None
-        taken = needed & set(self._aliases.reached.positional(scope))
-        filled = {
-            name for call in self._calls_from_outside(scope) for _, _, name in self._aliases.reached.arguments(call)
-        }
-        return scope if taken and not taken & filled else None
+            return None, ()
+        used = names_in(self._source, loss)
+        taken = [name for name in self._aliases.reached.positional(scope) if name in used]
+        calls = self._calls_from_outside(scope)
+        filled = {name for call in calls for _, _, name in self._aliases.reached.arguments(call)}
+        return (scope, taken) if taken and not filled & set(taken) else (None, ())
 
     def _calls_from_outside(self, scope: cst.FunctionDef) -> list[cst.Call]:
         """Return a function's calls, without those in itself, as of another object's method of that name."""
