@@ -255,7 +255,8 @@ class Loops:
         """Refuse a loss that no model was found for, where it is computed."""
         loss = self.work.source.code(each.loss)
         if each.function is not None:
-            what = f"{each.function.name.value} is given {', '.join(each.given)}, which its loss comes from, by code that is not here"
+            name, brought = each.function.name.value, ", ".join(each.given)
+            what = f"{name} takes its loss from {brought}, which code that is not here gives it"
             self.work.block(each.function, what,
                             f"compute it there in `{header}`, and migrate that file with this one")  # fmt: skip
             return
