@@ -22,6 +22,7 @@ WANTED = {
     "local_optimizer": {24: "optimizer, which this loss trains, is not known in training_step"},
     "objectives_in_turn": {20: "optimizer is one of several: optimizer = optimizers[place]"},
     "optimizer_list": {11: "may not exist where it is prepared"},
+    "optimizers_of_a_model": {25: "optimizer is one of several: for optimizer in optimizers"},
     "persistent_gradients": {17: "which clears gradients"},
     "scaled_by_hand": {15: "loss * opt.loss_scale scales the loss by hand"},
     "sharpness_aware": {29: "unscaled before, and does not step in between"},

@@ -83,9 +83,12 @@ def _plan_one(work: Work, aliases: Aliases, scaler: Scaler, regions: dict[cst.Ca
     scaled = set(uses.of("scale"))
     withs = [work.source.parents[item] for call in regions for item in entered(work.source, call)]
     loops.regions = {one for one in withs if isinstance(one, cst.With)}
+    known = bool(loops.models)  # else what is said of prepare says it all
     loops.rewrite(
         lambda site: (
-            None if site.call in scaled or site in loops.sites else f"with {loops.session_at(site.call)}.{plain}:"
+            f"with {loops.session_at(site.call)}.{plain}:"
+            if known and site.call not in scaled and site not in loops.sites
+            else None
         )
     )
     rewrite_regions(work, scaler, regions, session)

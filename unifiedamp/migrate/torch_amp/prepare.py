@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from ..nodes import dotted, literal, parameters
+from ..nodes import dotted, literal, parameters, walk
+from ..report import CannotMigrate
 from ..sessions import behind, models_of, owners, prepare_line
 from ..source import Source, Statement
 from ..training.aliases import Aliases, Key
@@ -38,10 +39,7 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
     ]
     for assign in makers:
         if isinstance(assign.value, cst.Subscript) and not isinstance(_index(assign.value), int):
-            one = work.source.code(assign.targets[0].target)
-            raise work.stop(assign, f"{one} is one of several: {work.source.code(assign)}",
-                            "prepare each with its model where it is made, before it goes into "
-                            f"{work.source.code(assign.value.value)}")  # fmt: skip
+            raise _several(work, assign.targets[0].target, assign)
     scopes: dict[cst.CSTNode, list[cst.Assign]] = {}
     for assign in makers:
         scopes.setdefault(work.source.scope(assign), []).append(assign)
@@ -59,6 +57,7 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
     if not seen and _bound(aliases, home, groups):
         return _in_home(work, aliases, scaler, session, home, groups)
     if not seen:
+        _refuse_several(work, list(groups.values()))
         raise work.stop(scaler.call, f"no line that makes {' or '.join(codes)} where the GradScaler can be seen",
                         "make the session where model and optimizer are made, and add "
                         "`model, optimizer = amp.prepare(model, optimizer)`")  # fmt: skip
@@ -70,6 +69,26 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
                 block = None
             prepared |= _in_scope(work, aliases, scaler, session, scope, assigns, block)
     return prepared
+
+
+def _several(work: Work, one: cst.CSTNode, taken: cst.For | cst.Assign) -> CannotMigrate:
+    """Return the error for an optimizer that is taken out of several."""
+    code = work.source.code
+    said = f"for {code(taken.target)} in {code(taken.iter)}" if isinstance(taken, cst.For) else code(taken)
+    write = "prepare each with its model where it is made, before it goes into a list"
+    return work.stop(taken, f"{code(one)} is one of several: {said}", write)
+
+
+def _refuse_several(work: Work, optimizers: Sequence[cst.BaseExpression]) -> None:
+    """Refuse optimizers that a loop goes through.
+
+    Raises:
+        CannotMigrate: one is.
+    """
+    for one in optimizers:
+        for above in work.source.above(one):
+            if isinstance(above, cst.For) and dotted(one) in {dotted(each) for each in walk(above.target)}:
+                raise _several(work, one, above)
 
 
 def _index(item: cst.Subscript) -> object:
