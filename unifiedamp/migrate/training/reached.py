@@ -29,6 +29,7 @@ class Reached:
     def __init__(self, source: Source, scopes: Scopes) -> None:
         self._source, self._scopes = source, scopes
         self._looked_up: set[str] = set()  # the variables whose classes are being asked for
+        self._made: dict[str, list[cst.ClassDef]] = {}
 
     def functions(self, call: cst.Call) -> list[cst.FunctionDef]:
         """Return the functions of this file that a call may reach; of a class, its ``__init__``."""
@@ -102,13 +103,16 @@ class Reached:
 
     def classes_of(self, name: str) -> list[cst.ClassDef]:
         """Return the classes of this file that a variable is made of."""
-        if name in self._looked_up:
-            return []  # wrap = wrap(other): what it is made of is asked already
+        if name in self._made or name in self._looked_up:  # wrap = wrap(other): what it is made of is asked already
+            return self._made.get(name, [])
         self._looked_up.add(name)
         made = [assign.value for assign in self._source.assigns(name) if isinstance(assign.value, cst.Call)]
         inits = [f for value in made for f in self.functions(value) if f.name.value == "__init__"]
         self._looked_up.discard(name)
-        return [owner for owner in map(self._scopes.class_of, inits) if owner is not None]
+        found = [owner for owner in map(self._scopes.class_of, inits) if owner is not None]
+        if not self._looked_up:
+            self._made[name] = found
+        return found
 
     def arguments(self, call: cst.Call) -> Iterator[tuple[cst.Arg, cst.FunctionDef, str]]:
         """Yield each argument that a function of this file takes, with the function and its parameter's name."""
