@@ -38,7 +38,7 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
         and not all(dotted(value) for value in peeled(node.value))
     ]
     for assign in makers:
-        if isinstance(assign.value, cst.Subscript) and not isinstance(_index(assign.value), int):
+        if isinstance(assign.value, cst.Subscript) and _index(assign.value) is None:
             raise _several(work, assign.targets[0].target, assign)
     scopes: dict[cst.CSTNode, list[cst.Assign]] = {}
     for assign in makers:
@@ -92,6 +92,7 @@ def _refuse_several(work: Work, optimizers: Sequence[cst.BaseExpression]) -> Non
 
 
 def _index(item: cst.Subscript) -> object:
+    """Return the constant that a subscript has; None where it is a variable, which takes one of several in turn."""
     index = item.slice[0].slice
     return literal(index.value) if isinstance(index, cst.Index) else None
 
