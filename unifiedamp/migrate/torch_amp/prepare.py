@@ -18,6 +18,7 @@ from .scaler import Scaler
 from .session import Session
 from .uses import Uses
 
+_EACH = "prepare each with its model where it is made, before it goes into a list"
 _MODEL_CALLS = ("parameters", "named_parameters", "train", "eval", "state_dict", "load_state_dict")
 
 
@@ -30,6 +31,9 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
     groups = {aliases.of(one): one for one in uses.optimizers}
     if not groups:
         return set()  # said of the scaler
+    for one in uses.optimizers:
+        if isinstance(one, cst.Subscript) and _index(one) is None:
+            raise work.stop(one, f"{work.source.code(one)} is one of several", _EACH)
     makers = [
         node
         for node in work.source.nodes
@@ -75,8 +79,7 @@ def _several(work: Work, one: cst.CSTNode, taken: cst.For | cst.Assign) -> Canno
     """Return the error for an optimizer that is taken out of several."""
     code = work.source.code
     said = f"for {code(taken.target)} in {code(taken.iter)}" if isinstance(taken, cst.For) else code(taken)
-    write = "prepare each with its model where it is made, before it goes into a list"
-    return work.stop(taken, f"{code(one)} is one of several: {said}", write)
+    return work.stop(taken, f"{code(one)} is one of several: {said}", _EACH)
 
 
 def _refuse_several(work: Work, optimizers: Sequence[cst.BaseExpression]) -> None:
