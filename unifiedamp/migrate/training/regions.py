@@ -110,8 +110,9 @@ class Regions:
         if found or attributes:
             return True
         if depth < _DEPTH and isinstance(scope, cst.FunctionDef):
-            covered = self._callers(scope, needed, header, depth)
-            if covered is not None:
+            before = len(self.uncovered)
+            covered = self._callers(scope, loss, needed, header, depth)
+            if covered or len(self.uncovered) > before:
                 return covered
         self.uncovered.append(Uncovered(loss, *self._brought(scope, loss)))
         return False
@@ -229,22 +230,23 @@ class Regions:
                     found = self._keep(block, body, [body.index(statement)], header) or found
         return found
 
-    def _callers(self, scope: cst.FunctionDef, needed: set[str], header: str, depth: int) -> bool | None:
-        """Cover the losses that callers hand to a function; return None where none does."""
+    def _callers(self, scope: cst.FunctionDef, loss: cst.CSTNode, needed: set[str], header: str, depth: int) -> bool:
+        """Cover the losses, or what they are computed from, that callers hand to a function."""
+        own = names_in(self._source, loss)
         given = [
-            self._given(call, arg, header, depth)
+            self._given(call, arg, header, depth, is_loss=name in own)
             for call in self._calls_from_outside(scope)
             for arg, function, name in self._aliases.reached.arguments(call)
             if function is scope and name in needed
         ]
-        return all(given) if given else None
+        return bool(given) and all(given)
 
-    def _given(self, call: cst.Call, arg: cst.Arg, header: str, depth: int) -> bool:
+    def _given(self, call: cst.Call, arg: cst.Arg, header: str, depth: int, *, is_loss: bool) -> bool:
         before = len(self.uncovered)
         if self.cover(arg.value, self._source.statement(call), header, depth + 1):
             return True
         own = self.computes(arg.value) and self._own_line(call, arg, header)
-        if own:
+        if own or not is_loss:
             del self.uncovered[before:]
         return own
 
