@@ -8,6 +8,7 @@ pytest.importorskip("libcst")
 from migrating import migrated, old_text
 
 WANTED = {
+    "all_reduced_inside": {19: "inside amp.scale_loss, where they are still scaled"},
     "bert_accumulate": {21: "no single trainer.step(batch_size)", 25: "clip_global_norm([p.grad()"},
     "both_apis": {18: "a GradScaler beside apex.amp.initialize", 34: "steps self.optimizer in code that is not here"},
     "decorated_forward": {21: "no autocast region where the GradScaler can be seen"},
@@ -15,10 +16,13 @@ WANTED = {
                           21: "made under a condition on itself"},
     "fused_step": {21: "optimizer.fuse_step() steps optimizer past the session"},
     "gated_step": {16: "gradients are unscaled before `if args.should_step(step)`"},
+    "given_loss": {16: "_backward takes its loss from loss, which code that is not here gives it"},
     "horovod": {10: "horovod.torch.DistributedOptimizer exchanges gradients by itself"},
     "learner": {14: "self.optimizer is made again here, and not prepared"},
     "local_optimizer": {24: "optimizer, which this loss trains, is not known in training_step"},
+    "objectives_in_turn": {20: "optimizer is one of several: optimizer = optimizers[place]"},
     "optimizer_list": {11: "may not exist where it is prepared"},
+    "optimizers_of_a_model": {25: "optimizer is one of several: for optimizer in optimizers"},
     "persistent_gradients": {17: "which clears gradients"},
     "scaled_by_hand": {15: "loss * opt.loss_scale scales the loss by hand"},
     "sharpness_aware": {29: "unscaled before, and does not step in between"},

@@ -137,7 +137,7 @@ def _sessions(sources: Mapping[str, Source]) -> list[list[str]]:
     groups: list[set[str]] = []
     aliases = Aliases(source)
     for scaler in find_scalers(Work(source, Names()), aliases, source.calls(*torch_amp.SCALERS)):
-        callers = [call for function in scaler.functions for call in aliases.calls(function)]
+        callers = [call for function in scaler.functions for call in aliases.reached.calls(function)]
         groups.append({source.path(node) for node in (*scaler.uses, *callers)})
     with_apex = {path for path, one in sources.items() if apex.found(one)}
     if source.calls("apex.amp.initialize"):

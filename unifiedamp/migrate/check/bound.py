@@ -34,8 +34,8 @@ def unknown(facts: Facts) -> Iterator[tuple[cst.CSTNode, str, str]]:
         for use in source.uses(name):
             call = source.parents.get(source.parents[use])
             around = [source.root(use), *_functions(facts, use)]
-            if isinstance(call, cst.Call) and not any(facts.aliases.binds(scope, name) for scope in around):
-                yield use, f"{name} is not known here", "it as a parameter, or keep it as an attribute"
+            if isinstance(call, cst.Call) and not any(facts.aliases.scopes.binds(scope, name) for scope in around):
+                yield use, f"{name}, the session, is not known here", "it as a parameter, or keep it as an attribute"
 
 
 def unmade(facts: Facts) -> Iterator[tuple[cst.CSTNode, str, str]]:
@@ -61,9 +61,9 @@ def left_out(facts: Facts) -> Iterator[tuple[cst.CSTNode, str, str]]:
         bound = _Paths(facts, {name}).block(_body(scope), set(_parameters(scope)))
         if bound is None or name in bound:
             continue
-        owner = facts.aliases.class_of(scope)
+        owner = facts.aliases.scopes.class_of(scope)
         elsewhere = [use for use in facts.source.uses(name) if facts.source.scope(use) is not scope]
-        if any(facts.aliases.class_of(one) is owner for use in elsewhere for one in _functions(facts, use)):
+        if any(facts.aliases.scopes.class_of(one) is owner for use in elsewhere for one in _functions(facts, use)):
             yield made, f"{name} may not exist behind __init__", _WRITE
 
 

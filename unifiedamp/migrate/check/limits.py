@@ -101,7 +101,7 @@ def stepped_elsewhere(facts: Facts) -> Iterator[Problem]:
             what = f"{facts.source.code(call)} steps {facts.source.code(owner)} past the session"
             yield call, what, f"`{facts.source.code(facts.made[0])}.step({facts.source.code(owner)})`"
             continue
-        if not _STEP.search(name) or facts.aliases.functions(call):
+        if not _STEP.search(name) or facts.aliases.reached.functions(call):
             continue
         for arg in call.args:
             if facts.aliases.of(arg.value) in facts.optimizers:

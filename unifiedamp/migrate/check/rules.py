@@ -56,7 +56,7 @@ def bare_steps(facts: Facts) -> Iterator[Problem]:
         known = facts.aliases.of(receiver) in facts.optimizers or (
             dotted(receiver).rpartition(".")[2] in names and not _fresh(facts, receiver)
         )
-        if known and not call.args and not facts.aliases.functions(call):
+        if known and not call.args and not facts.aliases.reached.functions(call):
             yield call, f"{facts.source.code(call)} would apply scaled gradients", "`amp.step(optimizer)`"
 
 
@@ -134,7 +134,7 @@ def in_time(facts: Facts) -> Iterator[Problem]:
         first = min(facts.in_scope(facts.calls("prepare"), scope), key=order.__getitem__)
         for call in facts.in_scope(source.of(cst.Call), scope):
             trains = call in training or any(
-                source.inside(one, function) for function in facts.aliases.functions(call) for one in training
+                source.inside(one, function) for function in facts.aliases.reached.functions(call) for one in training
             )
             if trains and order[call] < order[first] and not source.exclusive(call, first):
                 yield first, f"{source.code(first)} comes behind {source.code(call)}", "it before what trains"
@@ -182,7 +182,7 @@ def _is_bound(facts: Facts, node: cst.BaseExpression) -> bool:
     """Whether a function, one around it, or the file gives a name its value."""
     name, scopes = dotted(node).partition(".")[0], [facts.source.scope(node), facts.source.root(node)]
     scopes += [above for above in facts.source.above(node) if isinstance(above, cst.FunctionDef)]
-    return not name or name in facts.source.imports or any(facts.aliases.binds(scope, name) for scope in scopes)
+    return not name or name in facts.source.imports or any(facts.aliases.scopes.binds(scope, name) for scope in scopes)
 
 
 def _called(scope: cst.FunctionDef | cst.Module) -> str:
@@ -250,7 +250,7 @@ def _places(facts: Facts, call: cst.Call, depth: int = 2) -> list[cst.Call]:
         return [call]  # a function that unscales and clips
     if facts.in_scope(facts.calls("step", "scale_loss"), scope) or not isinstance(scope, cst.FunctionDef) or not depth:
         return [call]
-    callers = facts.aliases.calls(scope)
+    callers = facts.aliases.reached.calls(scope)
     return [place for caller in callers for place in _places(facts, caller, depth - 1)]
 
 
@@ -272,10 +272,12 @@ def _near(facts: Facts, scope: cst.CSTNode, around: list[cst.CSTNode], depth: in
         return True
     if not depth:
         return False
-    called = [f for n in walk(scope) if isinstance(n, cst.Call) for f in facts.aliases.functions(n)]
+    called = [f for n in walk(scope) if isinstance(n, cst.Call) for f in facts.aliases.reached.functions(n)]
     if any(one is f for one in around for f in called):
         return True
     callers = (
-        [facts.source.scope(call) for call in facts.aliases.calls(scope)] if isinstance(scope, cst.FunctionDef) else []
+        [facts.source.scope(call) for call in facts.aliases.reached.calls(scope)]
+        if isinstance(scope, cst.FunctionDef)
+        else []
     )
     return any(_near(facts, caller, around, depth - 1) for caller in callers)

@@ -18,7 +18,7 @@ from ..together import joined, rewritten
 from ..training.aliases import Aliases
 from .caller import CALLER, HALF, caller_of
 from .gluon import migrate_gluon_half
-from .missing import Half, with_apex, with_scaler
+from .missing import Half, given, with_apex, with_scaler
 
 _HALF, _CALLER = f"{HALF}.py", f"{CALLER}.py"
 
@@ -45,7 +45,7 @@ def migrate_half(path: str, content: bytes, source: Source) -> Migration | None:
         return Migration(path, content, content, (), tuple(_here(source, half, findings)))
     check_result(path, content, after[_HALF])
     own = [replace(found, path="") for found in findings if found.path == _HALF]
-    notes = [_note(source, half, entry, after[_CALLER].decode()) for entry in half.entries]
+    notes = [_note(aliases, source, half, entry, after[_CALLER].decode()) for entry in half.entries]
     return Migration(path, content, after[_HALF], apis, tuple(sorted({*own, *notes})))
 
 
@@ -57,7 +57,7 @@ def _here(source: Source, half: Half, findings: Iterable[Finding]) -> list[Findi
     return sorted(own)
 
 
-def _note(source: Source, half: Half, entry: cst.FunctionDef, caller: str) -> Finding:
+def _note(aliases: Aliases, source: Source, half: Half, entry: cst.FunctionDef, caller: str) -> Finding:
     """Return what the callers of a function must do from now on."""
     name = _called(source, entry)
     made = next(line for line in caller.splitlines() if ".Amp(" in line)
@@ -67,6 +67,9 @@ def _note(source: Source, half: Half, entry: cst.FunctionDef, caller: str) -> Fi
         f'where it is called: `{made}`, with policy="float32" where AMP is off; prepare model and optimizer '
         f"with `{amp}.prepare(model, optimizer)`, and pass {amp}"
     )
+    losses = ", ".join(given(aliases, entry, half.losses))
+    if losses:
+        write += f"; compute {losses} in `with {amp}.autocast():`"
     return Finding(source.line(entry), instead, write)
 
 

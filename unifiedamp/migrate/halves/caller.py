@@ -27,6 +27,8 @@ def caller_of(aliases: Aliases, half: Half) -> str:
     else:
         objects = f"[{', '.join(models)}], [{', '.join(optimizers)}]"
         lines += ["from apex import amp", f"{objects} = amp.initialize({objects})"]
+    header = "with torch.autocast('cuda'):" if half.scalers else "if True:"
+    lines += [f"{header}\n    {name} = {models[0]}()" for name in _each(aliases, half, half.losses)]
     for entry in half.entries:
         lines += _call(aliases, half, entry)
     return "\n".join(lines) + "\n"
@@ -40,7 +42,7 @@ def _each(aliases: Aliases, half: Half, groups: set[Key | None]) -> list[str]:
 
 def _call(aliases: Aliases, half: Half, entry: cst.FunctionDef) -> Iterator[str]:
     """Yield the lines that import and call a function; a method, on an object of its class."""
-    owner, name = aliases.class_of(entry), entry.name.value
+    owner, name = aliases.scopes.class_of(entry), entry.name.value
     imported = name if owner is None else owner.name.value
     yield f"from {HALF} import {imported}"
     called = imported if owner is None or name == "__init__" else f"given_{imported}.{name}"
@@ -51,6 +53,7 @@ def _call(aliases: Aliases, half: Half, entry: cst.FunctionDef) -> Iterator[str]
 
 
 def _arguments(aliases: Aliases, half: Half, function: cst.FunctionDef) -> str:
+    brought = half.models | half.optimizers | half.losses
     arguments = [f"{name}={SCALER}" for name in given(aliases, function, half.scalers)]
-    arguments += [f"{name}=given_{name}" for name in given(aliases, function, half.models | half.optimizers)]
+    arguments += [f"{name}=given_{name}" for name in given(aliases, function, brought)]
     return ", ".join(arguments)

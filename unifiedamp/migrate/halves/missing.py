@@ -12,7 +12,8 @@ from ..nodes import argument, dotted
 from ..source import Source
 from ..torch_amp import SCALERS
 from ..torch_amp.prepare import model_groups
-from ..training.aliases import MODEL_WORDS, Aliases, Key
+from ..training.aliases import Aliases, Key
+from ..training.reached import MODEL_WORDS
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,14 @@ class Half:
         scalers: the groups of scalers; none for Apex, whose module the functions import.
         optimizers: the groups of optimizers that losses are scaled for.
         models: the groups of models.
+        losses: the groups of the losses that are scaled.
     """
 
     entries: Sequence[cst.FunctionDef]
     scalers: set[Key | None]
     optimizers: set[Key | None]
     models: set[Key | None]
+    losses: set[Key | None]
 
 
 def with_scaler(source: Source, aliases: Aliases) -> Half | None:
@@ -39,8 +42,8 @@ def with_scaler(source: Source, aliases: Aliases) -> Half | None:
         return None
     steps = [call for call in source.methods("step") if aliases.of(_receiver(call)) in scalers]
     optimizers = {aliases.of(call.args[0].value) for call in steps if len(call.args) == 1}
-    entries = [f for f in _outermost(source) if given(aliases, f, scalers) and not aliases.calls(f)]
-    return _half(source, aliases, entries, scalers, optimizers)
+    entries = [f for f in _outermost(source) if given(aliases, f, scalers) and not aliases.reached.calls(f)]
+    return _half(source, aliases, entries, scalers, optimizers, [one for one in source.methods("scale") if one.args])
 
 
 def with_apex(source: Source, aliases: Aliases) -> Half | None:
@@ -51,7 +54,7 @@ def with_apex(source: Source, aliases: Aliases) -> Half | None:
     entries = entries_of(source, aliases, uses)
     named = [argument(call, "optimizers", 1) for call in calls_of(source, "scale_loss")]
     optimizers = {aliases.of(one) for node in named if node is not None for one in _listed(node)}
-    half = _half(source, aliases, entries, set(), optimizers)
+    half = _half(source, aliases, entries, set(), optimizers, calls_of(source, "scale_loss"))
     return half if half is not None and half.models else None
 
 
@@ -69,7 +72,7 @@ def entries_of(source: Source, aliases: Aliases, uses: Sequence[cst.CSTNode]) ->
         if function in seen:
             continue
         seen.add(function)
-        callers = aliases.calls(function)
+        callers = aliases.reached.calls(function)
         waiting += callers
         if not callers:
             entries.append(function)
@@ -82,8 +85,9 @@ def _half(
     entries: Sequence[cst.FunctionDef],
     scalers: set[Key | None],
     optimizers: set[Key | None],
+    scaled: Sequence[cst.Call],
 ) -> Half | None:
-    """Return what is missing if parameters of ``entries`` bring it all."""
+    """Return what is missing if parameters of ``entries`` bring it all, but for the losses of ``scaled``."""
     if not entries or not optimizers or None in optimizers:
         return None
     bringing = with_inits(aliases, entries)
@@ -93,7 +97,16 @@ def _half(
     models = {group for group in model_groups(source, aliases) if group in brought}
     named = {(entry, name) for entry in bringing for name in _names(entry) if name.rpartition("_")[2] in MODEL_WORDS}
     models |= {aliases.group(key) for key in named}
-    return Half(entries, scalers, optimizers, models - scalers - optimizers)
+    models -= scalers | optimizers
+    losses = {aliases.of(_weighed(loss)) for call in scaled for loss in [argument(call, "loss", 0)] if loss is not None}
+    return Half(entries, scalers, optimizers, models, (losses & brought) - models - scalers - optimizers)
+
+
+def _weighed(loss: cst.BaseExpression) -> cst.BaseExpression:
+    """Return the loss of ``loss / accumulated``."""
+    while isinstance(loss, cst.BinaryOperation) and isinstance(loss.operator, cst.Divide | cst.Multiply):
+        loss = loss.left
+    return loss
 
 
 def with_inits(aliases: Aliases, entries: Sequence[cst.FunctionDef]) -> list[cst.FunctionDef]:
@@ -104,7 +117,7 @@ def with_inits(aliases: Aliases, entries: Sequence[cst.FunctionDef]) -> list[cst
 
 def init_of(aliases: Aliases, function: cst.FunctionDef) -> cst.FunctionDef | None:
     """Return the ``__init__`` of the class whose method a function is."""
-    owner = aliases.class_of(function)
+    owner = aliases.scopes.class_of(function)
     body = owner.body.body if owner is not None else ()
     return next((one for one in body if isinstance(one, cst.FunctionDef) and one.name.value == "__init__"), None)
 
@@ -123,7 +136,7 @@ def _around(source: Source, node: cst.CSTNode) -> cst.FunctionDef | None:
 
 def _overrides(aliases: Aliases, function: cst.FunctionDef) -> bool:
     """Whether a method may be called by a base class, which passes no new argument."""
-    owner = aliases.class_of(function)
+    owner = aliases.scopes.class_of(function)
     return owner is not None and any(dotted(base.value) != "object" for base in owner.bases)
 
 

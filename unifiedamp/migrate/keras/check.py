@@ -10,7 +10,7 @@ from ..bound import Reason, unbound_sessions
 from ..nodes import dotted
 from ..source import Source
 from ..work import EXCHANGED
-from .flags import is_float32
+from .flags import is_float32, puts_back
 from .given import works
 from .makers import handed_in, makers_of
 from .words import LOOP, POLICY, REWRITE, WRAPPER, calls_of
@@ -69,8 +69,16 @@ def _policies(source: Source) -> Iterator[Reason]:
     uses = [
         n for n in source.of(cst.Call) if dotted(n.func).rpartition(".")[2] in ("scope", "prepare", "autocast", "step")
     ]
-    for call in calls_of(source, POLICY):
+    policies = calls_of(source, POLICY)
+    back = {call for call in policies if puts_back(source, call)}
+    for call in policies:
         scope = source.scope(call)
+        ends = [one for one in back if source.scope(one) is scope and source.order[one] > source.order[call]]
+        if call in back or ends:
+            last = max(map(source.order.__getitem__, ends), default=0)
+            if any(source.order[call] < source.order[n] < last for n in uses if source.scope(n) is scope):
+                yield source.line(call), "the session is used between this policy and the one that is put back"
+            continue
         inner = [source.order[n] for n in uses if source.scope(n) is scope]
         if not is_float32(source, call):
             yield source.line(call), f"{dotted(call.func)}() is left beside the session"

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import libcst as cst
 
 from ..flags import Old, fold, name_of
-from ..nodes import literal, targets, walk
+from ..nodes import dotted, literal, targets, walk
 from ..report import Finding
 from ..source import Source
 from .given import works
 from .graphs import graph_step
-from .words import LOOP, POLICY, REWRITE, VALUE, WRAPPER, calls_of
+from .words import ASKED, LOOP, POLICY, REWRITE, VALUE, WRAPPER, calls_of
 
 
 def without_flags(source: Source) -> tuple[bytes, list[Finding]]:
@@ -22,7 +22,7 @@ def without_flags(source: Source) -> tuple[bytes, list[Finding]]:
         CannotMigrate: the branches are not understood.
     """
     policies, rewrites = calls_of(source, POLICY), calls_of(source, REWRITE)
-    off = {call for call in policies if is_float32(source, call)}
+    off = {call for call in policies if is_float32(source, call) or puts_back(source, call)}
     starts = {*policies, *rewrites} - off
     if not (policies or rewrites) or graph_step(source) is not None:
         return source.module.bytes, []  # plan says why this is not migrated
@@ -55,6 +55,17 @@ def is_float32(source: Source, call: cst.Call) -> bool:
         made = values[0] if len(values) == 1 else None
         inner = made.args[0].value if isinstance(made, cst.Call) and made.args else made
     return literal(inner) in ("float32", "float64")
+
+
+def puts_back(source: Source, call: cst.Call) -> bool:
+    """Whether a call sets the policy that a function found, behind a float32 one: ``old = global_policy()``."""
+    name, scope = dotted(call.args[0].value) if call.args else "", source.scope(call)
+    made = [one.value for one in source.assigns(name) if source.scope(one) is scope]
+    asked = made[0] if len(made) == 1 else None
+    if not isinstance(asked, cst.Call) or not ASKED.fullmatch(source.meaning(asked.func)):
+        return False
+    between = [one for one in calls_of(source, POLICY) if source.order[asked] < source.order[one] < source.order[call]]
+    return bool(between) and all(is_float32(source, one) and source.scope(one) is scope for one in between)
 
 
 def _plain(body: Sequence[cst.BaseStatement], other: Sequence[cst.BaseStatement]) -> bool:

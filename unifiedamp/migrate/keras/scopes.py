@@ -94,9 +94,30 @@ def _scope(work: Work, start: Start, trained: Trained, model: str, assign: cst.A
     body = [s for s in block.body if isinstance(s, Statement)]
     adds = filter(None, (source.in_block(call, block) for call in additions(source, model, source.scope(assign))))
     last = max([body.index(statement), *(body.index(each) for each in adds)])
+    last = max(last, _beside(body, body.index(statement), assign))
     first = _first_layer(source, start, body, body.index(statement))
     trained.users.append(statement)
     work.edits.wrap(body[first], body[last], f"with {work.names.amp}.scope():")
+
+
+def _beside(body: Sequence[Statement], place: int, made: cst.Assign) -> int:
+    """Return the last of the lines from ``place`` on that make models in the same way: a teacher beside its student."""
+    while place + 1 < len(body) and _maker(body[place + 1]) == _called(made.value) != "":
+        place += 1
+    return place
+
+
+def _maker(statement: Statement) -> str:
+    """Return what a line calls that is an assignment and nothing else."""
+    small = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
+    return _called(small.value) if isinstance(small, cst.Assign) else ""
+
+
+def _called(value: cst.BaseExpression) -> str:
+    """Return the function that ``make(...)`` calls first, also in ``get_class(name)(config)()``."""
+    while isinstance(value, cst.Call) and isinstance(value.func, cst.Call):
+        value = value.func
+    return dotted(value.func) if isinstance(value, cst.Call) else ""
 
 
 def _in_reach(source: Source, made: cst.CSTNode, node: cst.CSTNode) -> bool:

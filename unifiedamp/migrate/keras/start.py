@@ -10,7 +10,7 @@ from ..report import CannotMigrate
 from ..sessions import session_line
 from ..source import Statement
 from ..work import Work
-from .flags import is_float32
+from .flags import is_float32, puts_back
 from .scales import dynamic_scale, experimental_scale, quoted, wrapper_scale
 from .words import POLICY, REWRITE, VALUE, WRAPPER, calls_of
 
@@ -31,7 +31,7 @@ class Start:
 
     def __init__(self, work: Work) -> None:
         policies, rewrites = calls_of(work.source, POLICY), calls_of(work.source, REWRITE)
-        mixed = [call for call in policies if not is_float32(work.source, call)]
+        mixed = [one for one in policies if not is_float32(work.source, one) and not puts_back(work.source, one)]
         starts = (mixed or policies[:1]) + rewrites
         if not starts:
             raise _no_start(work)

@@ -17,6 +17,7 @@ _KERAS = r"(?:tensorflow\.(?:compat\.v[12]\.)?)?(?:tf_)?keras"
 POLICY = re.compile(
     rf"{_KERAS}\.(?:mixed_precision(?:\.experimental)?\.set_(?:global_|dtype_)?policy|config\.set_dtype_policy)"
 )
+ASKED = re.compile(rf"{_KERAS}\.(?:mixed_precision(?:\.experimental)?\.(?:global_|dtype_)?policy|config\.dtype_policy)")
 WRAPPER = re.compile(rf"{_KERAS}\.(?:mixed_precision(?:\.experimental)?|optimizers)\.LossScaleOptimizer")
 VALUE = re.compile(rf"{_KERAS}\.(?:mixed_precision(?:\.experimental)?\.Policy|DTypePolicy)")
 REWRITE = re.compile(

@@ -83,9 +83,12 @@ def _plan_one(work: Work, aliases: Aliases, scaler: Scaler, regions: dict[cst.Ca
     scaled = set(uses.of("scale"))
     withs = [work.source.parents[item] for call in regions for item in entered(work.source, call)]
     loops.regions = {one for one in withs if isinstance(one, cst.With)}
+    known = bool(loops.models)  # else what is said of prepare says it all
     loops.rewrite(
         lambda site: (
-            None if site.call in scaled or site in loops.sites else f"with {loops.session_at(site.call)}.{plain}:"
+            f"with {loops.session_at(site.call)}.{plain}:"
+            if known and site.call not in scaled and site not in loops.sites
+            else None
         )
     )
     rewrite_regions(work, scaler, regions, session)
@@ -109,7 +112,13 @@ def _refuse_references(work: Work) -> None:
             continue
         if isinstance(parent, cst.Annotation | cst.Subscript | cst.SubscriptElement | cst.Index | cst.BinaryOperation):
             continue
+        if isinstance(parent, cst.AssignTarget) and _is_none(work.source.parents[parent]):
+            continue  # GradScaler = None, where torch has none
         work.block(node, f"{work.source.code(node)} under another name", "call it where it is used")
+
+
+def _is_none(assign: cst.CSTNode) -> bool:
+    return isinstance(assign, cst.Assign) and dotted(assign.value) == "None"
 
 
 def _note_others(work: Work) -> None:

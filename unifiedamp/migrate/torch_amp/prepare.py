@@ -6,16 +6,19 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from ..nodes import dotted, parameters
+from ..nodes import dotted, literal, parameters, walk
+from ..report import CannotMigrate
 from ..sessions import behind, models_of, owners, prepare_line
 from ..source import Source, Statement
-from ..training.aliases import MODEL_WORDS, Aliases, Key
+from ..training.aliases import Aliases, Key
+from ..training.reached import MODEL_WORDS
 from ..training.values import peeled
 from ..work import Work
 from .scaler import Scaler
 from .session import Session
 from .uses import Uses
 
+_EACH = "prepare each with its model where it is made, before it goes into a list"
 _MODEL_CALLS = ("parameters", "named_parameters", "train", "eval", "state_dict", "load_state_dict")
 
 
@@ -28,6 +31,9 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
     groups = {aliases.of(one): one for one in uses.optimizers}
     if not groups:
         return set()  # said of the scaler
+    for one in uses.optimizers:
+        if isinstance(one, cst.Subscript) and _index(one) is None:
+            raise work.stop(one, f"{work.source.code(one)} is one of several", _EACH)
     makers = [
         node
         for node in work.source.nodes
@@ -35,6 +41,9 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
         and any(aliases.of(target.target) in groups for target in node.targets)
         and not all(dotted(value) for value in peeled(node.value))
     ]
+    for assign in makers:
+        if isinstance(assign.value, cst.Subscript) and _index(assign.value) is None:
+            raise _several(work, assign.targets[0].target, assign)
     scopes: dict[cst.CSTNode, list[cst.Assign]] = {}
     for assign in makers:
         scopes.setdefault(work.source.scope(assign), []).append(assign)
@@ -52,6 +61,7 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
     if not seen and _bound(aliases, home, groups):
         return _in_home(work, aliases, scaler, session, home, groups)
     if not seen:
+        _refuse_several(work, list(groups.values()))
         raise work.stop(scaler.call, f"no line that makes {' or '.join(codes)} where the GradScaler can be seen",
                         "make the session where model and optimizer are made, and add "
                         "`model, optimizer = amp.prepare(model, optimizer)`")  # fmt: skip
@@ -63,6 +73,31 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
                 block = None
             prepared |= _in_scope(work, aliases, scaler, session, scope, assigns, block)
     return prepared
+
+
+def _several(work: Work, one: cst.CSTNode, taken: cst.For | cst.Assign) -> CannotMigrate:
+    """Return the error for an optimizer that is taken out of several."""
+    code = work.source.code
+    said = f"for {code(taken.target)} in {code(taken.iter)}" if isinstance(taken, cst.For) else code(taken)
+    return work.stop(taken, f"{code(one)} is one of several: {said}", _EACH)
+
+
+def _refuse_several(work: Work, optimizers: Sequence[cst.BaseExpression]) -> None:
+    """Refuse optimizers that a loop goes through.
+
+    Raises:
+        CannotMigrate: one is.
+    """
+    for one in optimizers:
+        for above in work.source.above(one):
+            if isinstance(above, cst.For) and dotted(one) in {dotted(each) for each in walk(above.target)}:
+                raise _several(work, one, above)
+
+
+def _index(item: cst.Subscript) -> object:
+    """Return the constant that a subscript has; None where it is a variable, which takes one of several in turn."""
+    index = item.slice[0].slice
+    return literal(index.value) if isinstance(index, cst.Index) else None
 
 
 def _is_before(source: Source, place: Statement, block: cst.CSTNode) -> bool:
@@ -114,7 +149,7 @@ def _comes_first(work: Work, aliases: Aliases, scaler: Scaler, made: cst.Assign)
     home, method = source.scope(scaler.first.assign), source.scope(made)
     if not isinstance(home, cst.FunctionDef) or not isinstance(method, cst.FunctionDef):
         return False
-    if aliases.class_of(home) is None or aliases.class_of(method) is not aliases.class_of(home):
+    if aliases.scopes.class_of(home) is None or aliases.scopes.class_of(method) is not aliases.scopes.class_of(home):
         return False
     scalers = _reached(source, aliases, home, scaler.first.assign)
     optimizers = _reached(source, aliases, method, made)
@@ -129,7 +164,7 @@ def _reached(
 ) -> list[tuple[cst.CSTNode, int]]:
     """Return the functions in which a line runs, its own and those that call it, with the place in each."""
     found: list[tuple[cst.CSTNode, int]] = [(function, source.order[line])]
-    for call in aliases.calls(function) if depth else ():
+    for call in aliases.reached.calls(function) if depth else ():
         caller = source.scope(call)
         if isinstance(caller, cst.FunctionDef) and caller is not function:
             found += _reached(source, aliases, caller, call, depth - 1)
@@ -195,7 +230,7 @@ def _in_home(
     """Prepare behind the session's line, in a function that is given model and optimizer."""
     optimizers = [name for group in groups for name in _seen_as(aliases, home, group)[:1]]
     models = [name for group in model_groups(work.source, aliases) for name in _seen_as(aliases, home, group)[:1]]
-    models = models or [name for name in MODEL_WORDS if aliases.binds(home, name)]
+    models = models or [name for name in MODEL_WORDS if aliases.scopes.binds(home, name)]
     models = models or [name for name in map("self.{}".format, MODEL_WORDS) if _computes(work.source, home, name)]
     if not models:
         raise work.stop(scaler.call, f"it is not clear which models {' and '.join(optimizers)} trains",
@@ -220,12 +255,12 @@ def _write(
 ) -> set[Key | None]:
     """Add the line; what the function does not bind itself is prepared without a new value."""
     objects = [*models, *optimizers]
-    if all("." in name or aliases.binds(scope, name) for name in objects):
+    if all("." in name or aliases.scopes.binds(scope, name) for name in objects):
         line = prepare_line(amp, models, optimizers)
     else:
         line = f"{amp}.prepare({', '.join(objects)})"
     work.edits.after(place, line)
-    owner = aliases.class_of(scope) or scope
+    owner = aliases.scopes.class_of(scope) or scope
     return {aliases.group((owner if name.startswith("self.") else scope, name)) for name in models}
 
 
@@ -273,7 +308,7 @@ def model_groups(source: Source, aliases: Aliases) -> list[Key | None]:
 
 def _seen_as(aliases: Aliases, scope: cst.CSTNode, group: Key | None) -> list[str]:
     """Return the names that a function itself has for a group."""
-    owner = aliases.class_of(scope) if isinstance(scope, cst.FunctionDef) else None
+    owner = aliases.scopes.class_of(scope) if isinstance(scope, cst.FunctionDef) else None
     keys = [key for key in aliases.keys if aliases.group(key) == group and key[0] in (scope, owner)]
     return [key[1] for key in keys]
 

@@ -80,7 +80,7 @@ class Scaler:
             owner
             for scope in scopes
             if isinstance(scope, cst.FunctionDef) and parameters(scope)[:1] == ["self"]
-            for owner in (self._aliases.class_of(scope),)
+            for owner in (self._aliases.scopes.class_of(scope),)
             if owner is not None
         ]
         found: dict[cst.CSTNode, str] = {key[0]: name for key, name in self._names.items()}
@@ -106,7 +106,7 @@ class Scaler:
         self._pass_once(keys)
         self._refuse_omitted(keys)
         for node in self._source.nodes:
-            if isinstance(node, cst.Param) and (self._aliases.scope(node), node.name.value) in keys:
+            if isinstance(node, cst.Param) and (self._aliases.scopes.of(node), node.name.value) in keys:
                 edits.change(node, lambda new: new.with_changes(name=cst.Name(self._work.names.amp)))
             elif isinstance(node, cst.Call):
                 self._rename_keywords(node, keys)
@@ -128,8 +128,10 @@ class Scaler:
             if len(given) < 2:
                 continue
             self._work.edits.change(function.params, functools.partial(_once, self._work.names.amp))
-            for call in self._aliases.calls(function):
-                doubled = [arg for arg, one, its in self._aliases.arguments(call) if one is function and its in given]
+            for call in self._aliases.reached.calls(function):
+                doubled = [
+                    arg for arg, one, its in self._aliases.reached.arguments(call) if one is function and its in given
+                ]
                 gone = {call.args.index(arg) for arg in doubled[1:]}
                 self._work.edits.change(call, functools.partial(_without_arguments, gone))
 
@@ -138,14 +140,14 @@ class Scaler:
         for function, name in sorted(keys, key=lambda key: (self._source.order[key[0]], key[1])):
             if name not in parameters(function):
                 continue
-            for call in self._aliases.calls(function):
-                given = {its for _, one, its in self._aliases.arguments(call) if one is function}
+            for call in self._aliases.reached.calls(function):
+                given = {its for _, one, its in self._aliases.reached.arguments(call) if one is function}
                 if name not in given and not any(arg.star for arg in call.args):
                     self._work.block(call, f"{dotted(call.func)} is called without its {name}",
                                      f"give it a session, which takes the place of {name}=None too")  # fmt: skip
 
     def _rename_keywords(self, call: cst.Call, keys: set[Key]) -> None:
-        for arg, function, name in self._aliases.arguments(call):
+        for arg, function, name in self._aliases.reached.arguments(call):
             if arg.keyword is not None and (function, name) in keys:
                 self._work.edits.change(arg, lambda new: new.with_changes(keyword=cst.Name(self._work.names.amp)))
 

@@ -146,12 +146,12 @@ def _passed(work: Work, aliases: Aliases, arg: cst.Arg) -> None:
         return
     if dotted(call.func) in ("print", "bool"):
         return
-    if not aliases.functions(call):
+    if not aliases.reached.functions(call):
         raise work.stop(
             call, f"the scaler is passed to {dotted(call.func) or 'code'}, which this file does not define",
             "give it the session and migrate it too, or pass `amp.backend.interop.scaler`, which is a GradScaler",
         )  # fmt: skip
-    if not any(one is arg for one, _, _ in aliases.arguments(call)):
+    if not any(one is arg for one, _, _ in aliases.reached.arguments(call)):
         raise work.stop(call, f"the scaler is passed to {dotted(call.func)} in *args", "name the argument")
 
 

@@ -91,7 +91,7 @@ class Clips:
 
     def _clips_inside(self, call: cst.Call) -> bool:
         """Whether a function of this file, which trains and unscales nothing itself, clips gradients."""
-        for function in self._aliases.functions(call):
+        for function in self._aliases.reached.functions(call):
             called = {dotted(one.func).rpartition(".")[2] for one in walk(function.body) if isinstance(one, cst.Call)}
             if called & set(CLIPS) and "unscale_" not in called and not self._holds_step(function):
                 return True
@@ -249,6 +249,11 @@ class Clips:
         for above in (statement, *self._source.above(statement)):
             if isinstance(above, cst.For | cst.While) and not self._holds_step(above):
                 statement = above
+        if any(node is not site.place and self._source.inside(node, site.place) for site in self._loops.sites):
+            raise self._work.stop(
+                node, "gradients are read or edited inside amp.scale_loss, where they are still scaled",
+                "move it behind the with statement, and behind `amp.unscale(optimizer)` before the step",
+            )  # fmt: skip
         if self._gates.step_behind(statement) is not None:
             raise self._work.stop(
                 node, "gradients are read or edited after each micro-batch, before the step",

@@ -62,13 +62,13 @@ class Handover:
         return True
 
     def _is_seen(self, node: cst.CSTNode) -> bool:
-        scope = self._aliases.scope(node)
+        scope = self._aliases.scopes.of(node)
         while True:
-            if scope in self._handed or self._aliases.binds(scope, self._name):
+            if scope in self._handed or self._aliases.scopes.binds(scope, self._name):
                 return True
             if isinstance(scope, cst.Module):
                 return any(self._makes(one, scope) for one in self._source.of(cst.Global))
-            scope = self._aliases.scope(scope)
+            scope = self._aliases.scopes.of(scope)
 
     def _makes(self, node: cst.Global, module: cst.Module) -> bool:
         named = any(item.name.value == self._name for item in node.names)
@@ -82,7 +82,7 @@ class Handover:
     def _hand(self, function: cst.FunctionDef) -> list[cst.Call]:
         """Add the parameter to a function, and the argument to its calls; return these."""
         name = function.name.value
-        calls = self._aliases.calls(function)
+        calls = self._aliases.reached.calls(function)
         odd = [use for use in self._references(function) if not self._is_call(use)]
         if odd or not calls:
             what = f"{name} needs the session, and " + (
@@ -100,7 +100,7 @@ class Handover:
 
     def _references(self, function: cst.FunctionDef) -> Iterator[cst.BaseExpression]:
         """Yield the uses of a function's name; of a method, none, since other objects' methods may be called so."""
-        if self._aliases.class_of(function) is None:
+        if self._aliases.scopes.class_of(function) is None:
             module = self._source.root(function)
             for use in self._source.uses(function.name.value):
                 link = self._source.link(use, function.name.value)

@@ -12,7 +12,7 @@ from ..source import Statement
 from ..work import Work
 from .aliases import Aliases, Key
 from .clips import Clips, Site
-from .regions import Regions, enclosing
+from .regions import Regions, Uncovered, enclosing
 
 SCALED = "`with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()`"
 
@@ -124,7 +124,7 @@ class Loops:
             return False  # what a scaler scales is no loss without AMP
         if "loss" in dotted(receiver).lower():
             return True
-        return not any(self.aliases.class_of(f) for f in self.aliases.functions(call) if not _static(f))
+        return not any(self.aliases.scopes.class_of(f) for f in self.aliases.reached.functions(call) if not _static(f))
 
     def _scale(self, site: Site) -> None:
         source, call = self.work.source, site.call
@@ -246,9 +246,23 @@ class Loops:
                 what = f"the loss {source.code(site.loss)} is not assigned before it is scaled"
                 self.work.block(site.call, what, f"compute it in `{header}`, in a line before")
             elif not regions.cover(site.loss, site.place, header):
-                what = f"no call of the model was found that computes the loss {source.code(site.loss)}"
-                self.work.block(site.call, what, f"compute the loss in `{header}`, beside the model's call")
+                for each in regions.uncovered:
+                    self._uncovered(site, each, header)
+            regions.uncovered.clear()
         regions.emit()
+
+    def _uncovered(self, site: Site, each: Uncovered, header: str) -> None:
+        """Refuse a loss that no model was found for, where it is computed."""
+        loss = self.work.source.code(each.loss)
+        if each.function is not None:
+            name, brought = each.function.name.value, ", ".join(each.given)
+            what = f"{name} takes its loss from {brought}, which code that is not here gives it"
+            self.work.block(each.function, what,
+                            f"compute it there in `{header}`, and migrate that file with this one")  # fmt: skip
+            return
+        node = site.call if each.loss is site.loss else each.loss
+        what = f"no call of the model was found that computes the loss {loss}"
+        self.work.block(node, what, f"compute the loss in `{header}`, beside the model's call")
 
 
 def listed(optimizers: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import libcst as cst
@@ -30,6 +30,14 @@ class Range(NamedTuple):
     first: int
     last: int
     header: str
+
+
+class Uncovered(NamedTuple):
+    """A loss that no model was found for; the function, and its parameters, through which other files give it."""
+
+    loss: cst.CSTNode
+    function: cst.FunctionDef | None
+    given: Sequence[str]
 
 
 class _Dataflow(NamedTuple):
@@ -61,6 +69,9 @@ class Regions:
         ends: statements at which one step ends and the next begins; no region holds one.
         there: ``with`` statements that are regions already.
         session: node → what the session is called there; None where it cannot be seen.
+
+    Attributes:
+        uncovered: the losses, as the functions that compute them name them, for which no call of a model was found.
     """
 
     def __init__(
@@ -80,6 +91,7 @@ class Regions:
         self._facts: dict[Statement, _Dataflow] = {}
         self._first: dict[Block, dict[str, int]] = {}
         self._computing: dict[cst.CSTNode, bool] = {}
+        self.uncovered: list[Uncovered] = []
 
     def cover(self, loss: cst.CSTNode, place: Statement, header: str, depth: int = 0) -> bool:
         """Put what computes ``loss`` before ``place`` in a region; return whether a model's call was found."""
@@ -95,9 +107,15 @@ class Regions:
             position = above
         scope = self._source.scope(place)
         attributes = self._attributes(needed, scope, header) if depth < _DEPTH else False
-        if found or attributes or depth >= _DEPTH or not isinstance(scope, cst.FunctionDef):
-            return found or attributes
-        return self._callers(scope, needed, header, depth)
+        if found or attributes:
+            return True
+        if depth < _DEPTH and isinstance(scope, cst.FunctionDef):
+            before = len(self.uncovered)
+            covered = self._callers(scope, loss, needed, header, depth)
+            if covered or len(self.uncovered) > before:
+                return covered
+        self.uncovered.append(Uncovered(loss, *self._brought(scope, loss)))
+        return False
 
     def emit(self) -> None:
         """Put the regions in the file's edits; those that touch become one, and one inside another goes."""
@@ -144,7 +162,7 @@ class Regions:
             return False
         if any(self._aliases.of(arg.value) in self._models for arg in call.args):
             return True
-        functions = self._aliases.functions(call)
+        functions = self._aliases.reached.functions(call)
         return any(self.computes(one.body) for one in functions) or (
             all(map(_is_open, functions)) and _is_forward(call)
         )
@@ -212,16 +230,39 @@ class Regions:
                     found = self._keep(block, body, [body.index(statement)], header) or found
         return found
 
-    def _callers(self, scope: cst.FunctionDef, needed: set[str], header: str, depth: int) -> bool:
-        """Cover the losses that callers hand to a function."""
+    def _callers(self, scope: cst.FunctionDef, loss: cst.CSTNode, needed: set[str], header: str, depth: int) -> bool:
+        """Cover the losses, or what they are computed from, that callers hand to a function."""
+        own = names_in(self._source, loss)
         given = [
-            self.cover(arg.value, self._source.statement(call), header, depth + 1)
-            or (self.computes(arg.value) and self._own_line(call, arg, header))
-            for call in self._aliases.calls(scope)
-            for arg, function, name in self._aliases.arguments(call)
+            self._given(call, arg, header, depth, is_loss=name in own)
+            for call in self._calls_from_outside(scope)
+            for arg, function, name in self._aliases.reached.arguments(call)
             if function is scope and name in needed
         ]
         return bool(given) and all(given)
+
+    def _given(self, call: cst.Call, arg: cst.Arg, header: str, depth: int, *, is_loss: bool) -> bool:
+        before = len(self.uncovered)
+        if self.cover(arg.value, self._source.statement(call), header, depth + 1):
+            return True
+        own = self.computes(arg.value) and self._own_line(call, arg, header)
+        if own or not is_loss:
+            del self.uncovered[before:]
+        return own
+
+    def _brought(self, scope: cst.CSTNode, loss: cst.CSTNode) -> tuple[cst.FunctionDef | None, Sequence[str]]:
+        """Return the function of which a loss is a parameter that no call here fills, and the parameter."""
+        if not isinstance(scope, cst.FunctionDef):
+            return None, ()
+        used = names_in(self._source, loss)
+        taken = [name for name in self._aliases.reached.positional(scope) if name in used]
+        calls = self._calls_from_outside(scope)
+        filled = {name for call in calls for _, _, name in self._aliases.reached.arguments(call)}
+        return (scope, taken) if taken and not filled & set(taken) else (None, ())
+
+    def _calls_from_outside(self, scope: cst.FunctionDef) -> list[cst.Call]:
+        """Return a function's calls, without those in itself, as of another object's method of that name."""
+        return [call for call in self._aliases.reached.calls(scope) if not self._source.inside(call, scope)]
 
     def _own_line(self, call: cst.Call, arg: cst.Arg, header: str) -> bool:
         """A loss computed in the argument itself gets a line before the call."""
