@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from unifiedamp.backend import Policy
+from unifiedamp.backend import Policy, errors
 
 from .._types import Array, Symbol
 from ..mxnet_api import CODES, cast, copy, create_native, dtype_code, map_tensors, mx, op_handle
@@ -78,7 +78,7 @@ class CastTable:
         self.emulation = Emulation(policy) if policy.emulate and self.dtype != "float32" else None
         self.rules, self.default = build_rules(policy, scaled)
         self.optimize_layout = False
-        self.warn: Callable[[str, type[Warning]], None] = warnings.warn
+        self.warn: Callable[[str, type[errors.AmpWarning]], None] = warnings.warn
         self.layers: dict[int, CastTable] = {}
         self.float8_layers: dict[int, LayerScales] = {}
         self.outputs: set[int] = set()
