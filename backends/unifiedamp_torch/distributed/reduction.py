@@ -57,14 +57,20 @@ def hook_name(model: DistributedDataParallel) -> str:
     return _name(hooks[0][0]) if hooks else ""
 
 
+SUMS = ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook")
+"""Torch's own comm hooks that sum over all ranks."""
+
+
 def gives_ranks_the_same(model: DistributedDataParallel) -> bool:
     """Return whether a model sums gradients over all ranks; a comm hook of the user's need not (local SGD)."""
     hooks = vars(model).get("_comm_hooks", ())
     if not hooks:
         return True
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
     from .comm_hook import reduce_in
 
-    return hooks[0][0] is reduce_in
+    return any(hooks[0][0] is each for each in (reduce_in, *(getattr(default_hooks, name) for name in SUMS)))
 
 
 def _is_hook_for(hooks: Sequence[tuple[Any, Any]], dtype: str) -> bool:
