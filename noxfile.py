@@ -155,18 +155,20 @@ JAX_CACHE = {
 # What the main environment proves once need not be proved again in the others: the commands and what they compute
 # with, what `unifiedamp migrate` and `report` read and refuse, the layout of the sources, and what happens to a process
 # and its files when it is killed. That a saved run goes on, and that a migrated file trains, is each one's to prove.
-PROVED = ["commands", "compare_parts", "core/test_structure.py", "workloads/test_workload_killed.py"]
+PROVED = ["commands", "compare_parts", "core/test_structure.py"]
+PROVED += [f"workloads/test_{name}.py" for name in ("lost_workers", "workload_killed")]
 PROVED += [f"migrate/test_{name}.py" for name in ("any_python", "bounds", "command", "growth", "refused_listings")]
 PROVED += [f"migrate/test_{name}_refused.py" for name in ("keras", "torch")]
 PROVED += [f"test_{name}.py" for name in ("author_path", "benchmarks", "checkpoint_file", "contributing")]
 PROVED += [f"test_{name}.py" for name in ("doc_commands", "killed_training", "kit", "kit_faults", "kit_ranks")]
 PROVED += [f"test_{name}.py" for name in ("mutants", "report_hostile", "time_limits")]
 PROVED += ["on_mxnet/test_rank_mutants.py"]
-# The MXNet of keras2 is that of main: of its tests, those on_mxnet run there, on an older numpy.
+# The MXNet of keras2 is that of main: of its tests, those on_mxnet in one process run there, on an older numpy.
 MXNET_PROVED = [
     part
     for name in (
-        "compat/test_mxnet_amp", "migrate/test_mxnet", "migrate/test_mxnet_corpus", "workloads/test_lost_workers",
+        "compat/test_mxnet_amp", "migrate/test_mxnet", "migrate/test_mxnet_corpus", "on_mxnet/test_dist_conditions",
+        "on_mxnet/test_launched_by_dmlc", "on_mxnet/test_worker_mutants",
     )
     for part in ("--ignore", f"tests/{name}.py")
 ]  # fmt: skip
