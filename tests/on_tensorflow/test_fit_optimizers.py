@@ -174,3 +174,29 @@ def test_gradients_of_a_scaled_loss_are_applied_as_true_ones(scaled_by):
     apply(model, optimizer, gradients_of(amp, model, optimizer, scaled_by))
     for value, wanted in zip(weights(model), expected, strict=True):
         np.testing.assert_allclose(value, wanted, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_scaled_loss_that_a_step_has_used_vouches_for_no_gradients(accumulate):
+    """Read for a log, say: what is applied behind that step is judged as if it had not been read."""
+    amp, model, optimizer = prepared("float32", loss_scale=8.0, accumulate_steps=accumulate)
+    x, y = batch(4)
+    for _ in range(accumulate):
+        with amp.autocast():
+            loss = mean_square(model(x), y)
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            assert scaled_loss.value == loss * 8.0 / accumulate
+            scaled_loss.backward()
+        amp.step(optimizer)
+    before = weights(model)
+    with tf.GradientTape() as tape:
+        loss = mean_square(model(x), y)
+    true = tape.gradient(loss, model.trainable_variables)
+    if SCALES_LOSS or accumulate > 1:
+        with pytest.raises(ua.StepOrderError, match="gradients of a loss that was not scaled"):
+            optimizer.apply_gradients(zip(true, model.trainable_variables, strict=True))
+        true = [gradient * 0.0 for gradient in true]
+    else:
+        optimizer.apply_gradients(zip(true, model.trainable_variables, strict=True))
+    for value, start, gradient in zip(weights(model), before, true, strict=True):
+        np.testing.assert_allclose(value, start - 0.1 * np.asarray(gradient), rtol=1e-6, atol=1e-7)

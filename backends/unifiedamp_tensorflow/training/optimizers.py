@@ -77,7 +77,13 @@ class OfThisStep(Generic[T]):
 def note_scaled(outer: Any, loss: Tensor) -> None:
     """Note that ``loss`` was scaled as the prepared optimizer's own call scales it: its gradients may come next."""
     if is_prepared(outer):
-        outer._amp_note_scaled(loss)
+        outer._amp_loss.note(tf.cast(loss, tf.float32))
+
+
+def forget_scaled(outer: Any) -> None:
+    """Forget a loss that was noted, whose step has ended otherwise."""
+    if is_prepared(outer):
+        outer._amp_loss.take()
 
 
 def scaler_of(outer: Any) -> DeviceScaler:
@@ -123,21 +129,19 @@ class _ScalingLoss(NativeBase):
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Return float32(loss) times the session's scale, divided by the micro-batches of a window."""
-        self._amp_note_scaled(loss)
-        return scaled(loss, self._amp_scaler.scale, self._amp_accumulate)
-
-    def _amp_note_scaled(self, loss: Tensor) -> None:
         self._amp_scaled = True
-        self._amp_loss.note(tf.cast(loss, tf.float32))
+        note_scaled(self, loss)
+        return scaled(loss, self._amp_scaler.scale, self._amp_accumulate)
 
     def apply(self, grads: Sequence[Gradient | None], trainable_variables: Sequence[Variable] | None = None) -> None:
         """Apply scaled gradients, or skip them."""
-        if not self._amp_scaled:  # once it is set, another trace's loss cannot be told from this one's
+        loss = self._amp_loss.take()
+        if loss is None and not self._amp_scaled:  # once it is set, another trace's loss cannot be told from this one's
             raise unscaled_gradients("scale_loss")
         variables = self._trainable_variables if trainable_variables is None else trainable_variables
         if not self.built:
             self.build(variables)
-        self._amp_end(list(zip(grads, variables, strict=True)), True, self._amp_loss.take(), None)
+        self._amp_end(list(zip(grads, variables, strict=True)), True, loss, None)
 
     def save_own_variables(self, store: Any) -> None:
         """Save in the layout of Keras's own LossScaleOptimizer."""
@@ -177,15 +181,11 @@ class _UnscalingGradients(NativeBase):
         """Return float32(loss) times the session's scale, divided by the micro-batches of a window (of a callable, a
         callable).
         """
-        if callable(loss):
-            self._loss_has_been_scaled = True
-            return lambda: scaled(loss(), self._amp_scaler.scale, self._amp_accumulate)
-        self._amp_note_scaled(loss)
-        return scaled(loss, self._amp_scaler.scale, self._amp_accumulate)
-
-    def _amp_note_scaled(self, loss: Tensor) -> None:
         self._loss_has_been_scaled = True
-        self._amp_loss.note(tf.cast(loss, tf.float32))
+        if callable(loss):
+            return lambda: scaled(loss(), self._amp_scaler.scale, self._amp_accumulate)
+        note_scaled(self, loss)
+        return scaled(loss, self._amp_scaler.scale, self._amp_accumulate)
 
     def get_unscaled_gradients(self, grads: Sequence[Gradient | None]) -> list[Gradient | None]:
         """Check for inf and nan, and return gradients divided by the scale; None stays None."""
@@ -199,9 +199,9 @@ class _UnscalingGradients(NativeBase):
 
     def apply_gradients(self, grads_and_vars: Pairs, *_args: object, **_options: object) -> None:
         """Apply unscaled gradients, or skip them."""
-        if self._amp_accumulate > 1 and not self._loss_has_been_scaled:
-            raise unscaled_gradients("get_scaled_loss")
         loss, unscaled = self._amp_loss.take(), self._amp_unscaled.take()
+        if self._amp_accumulate > 1 and loss is None and not self._loss_has_been_scaled:
+            raise unscaled_gradients("get_scaled_loss")
         never = self._loss_has_been_scaled and not self._gradients_have_been_unscaled
         if unscaled is None and (never or loss is not None):
             if loss is not None:

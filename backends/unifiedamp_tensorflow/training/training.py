@@ -26,6 +26,7 @@ from .._types import Gradient, Model, Optimizer, Tensor
 from ..precision.float8_scales import DelayedScaling
 from .checks import not_in_trace, scalar_condition, scalar_loss
 from .native_steps import NativeSteps
+from .optimizers import forget_scaled
 from .prepare import Preparation
 from .prepared_objects import PreparedObjects
 from .prepared_optimizer import PreparedOptimizer
@@ -103,6 +104,7 @@ class TensorFlowTraining(Training):
         else:
             outcome = self._no_gradients(prepared, update_scale)
         buffer.clear()
+        forget_scaled(prepared.outer)
         if update_scale:
             self._losses.tapes.drop()
         return outcome
