@@ -12,6 +12,9 @@ from unifiedamp.backend import SessionSpec, errors
 
 from .wrapped import replicated, sharded, sharding_policies, world_size
 
+SUMS = ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook")
+"""Torch's own comm hooks that sum over all ranks."""
+
 
 def check_reduction(models: Sequence[torch.nn.Module], spec: SessionSpec) -> None:
     """Refuse models that reduce in another dtype than the session's; warn where nothing is reduced.
@@ -55,10 +58,6 @@ def hook_name(model: DistributedDataParallel) -> str:
     """Return the name of the comm hook by which a model reduces; empty without one."""
     hooks = vars(model).get("_comm_hooks", ())
     return _name(hooks[0][0]) if hooks else ""
-
-
-SUMS = ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook")
-"""Torch's own comm hooks that sum over all ranks."""
 
 
 def gives_ranks_the_same(model: DistributedDataParallel) -> bool:
