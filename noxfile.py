@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -26,6 +27,8 @@ nox.options.envdir = ".venv/nox"
 nox.options.error_on_missing_interpreters = True
 nox.options.download_python = "never"
 
+PYTHON = "3.11"
+
 # Each process reads compiled modules, also where Python is told to write none: importing a framework then takes a third
 # of the time. uv compiles none when it installs. They lie apart from the sources, and outlive an environment made anew.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
@@ -33,29 +36,15 @@ os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(".venv/bytecode").absolute
 
 
 def find_python(version: str) -> str | None:
-    """Return an interpreter of this version, on the path or of pyenv; None where there is none.
-
-    One that holds its library is faster than one that is linked to ``libpython``, by a fifth; it is preferred where its
-    headers are installed too, which torch.compile needs.
-    """
-    folders = os.environ.get("PATH", "").split(os.pathsep)
+    """Return an interpreter of this version, on the path or of pyenv; None where there is none."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    places = [*(Path(folder) for folder in folders if folder), *sorted(pyenv.glob(f"{version}.*/bin"))]
-    found = {}
-    for path in filter(os.path.isfile, (place / f"python{version}" for place in places)):
-        run = subprocess.run([path, "-c", IS_FAST], check=False, capture_output=True, text=True, timeout=60)
-        if not run.returncode:
-            found.setdefault(run.stdout.strip(), str(path))
-    return found.get("True", found.get("False"))
+    found = [shutil.which(f"python{version}"), *map(str, sorted(pyenv.glob(f"{version}.*/bin/python{version}")))]
+    for path in filter(None, found):
+        if not subprocess.run([path, "-c", ""], check=False, capture_output=True, timeout=60).returncode:
+            return path
+    return None
 
 
-IS_FAST = """
-import os, sys, sysconfig
-maps = "/proc/self/maps"
-linked = "libpython" in open(maps).read() if os.path.exists(maps) else True
-print(not linked and os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))
-"""
-PYTHON = find_python("3.11") or "3.11"
 NEWER = find_python("3.13")
 # What fails soon first, then long ones: `everything` starts them in this order.
 nox.options.sessions = [
@@ -300,7 +289,8 @@ def _apart(name: str, arguments: list[str], processes: int) -> deque[str] | None
     environment = {**os.environ, "UNIFIEDAMP_TEST_PROCESSES": str(processes)}
     lines, last = [], deque(maxlen=60)
     with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
-        limit = threading.Timer(12 * 3600 if FULL else 3600, run.kill)
+        seconds = 12 * 3600 if FULL else 3600
+        limit = threading.Timer(seconds, run.send_signal, (signal.SIGINT,))  # at which nox ends pytest
         limit.start()
         for each in run.stdout:
             if processes > 1:
