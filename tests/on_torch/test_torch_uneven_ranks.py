@@ -7,6 +7,7 @@ import pytest
 import torch
 from loops import session
 from ranks import checked, run_ranks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
@@ -49,6 +50,23 @@ def overflow_on_one(rank):
     return reasons, amp.loss_scale
 
 
+def feedback(rank, when, loss_scale="dynamic", **options):
+    """PowerSGD, by a hook that is there before ``prepare`` or comes after it; return which refusal was raised."""
+    model, state = ddp(), PowerSGDState(None, start_powerSGD_iter=3, **options)
+    try:
+        if when == "before":
+            model.register_comm_hook(state, powerSGD_hook)
+        amp, model, optimizer = prepared(model, loss_scale)
+        if when == "after":
+            model.register_comm_hook(state, powerSGD_hook)
+        for index in range(5):
+            amp.backward(lambda index=index: model(batch(rank, index)).sum(), optimizer)
+            amp.step(optimizer)
+    except ua.UnsupportedError as error:
+        return str(error)
+    return "nothing"
+
+
 def uneven(rank, loss_scale, skips=False):
     amp, model, optimizer = prepared(ddp(), loss_scale)
     with Join([model]):
@@ -83,6 +101,9 @@ def refused(rank, *arguments):
 def everything(rank):
     return {
         "overflow": overflow_on_one(rank),
+        "feedback": [feedback(rank, when) for when in ("before", "after")],
+        "no feedback": feedback(rank, "before", use_error_feedback=False, warm_start=False),
+        "unscaled feedback": feedback(rank, "before", "none"),
         "native": native(rank),
         "static": uneven(rank, ua.StaticLossScale(8.0)),
         "none": uneven(rank, "none"),
@@ -98,6 +119,13 @@ def ranks():
 
 def test_all_ranks_skip_although_a_hook_reduces_nothing(ranks):
     assert [rank["overflow"] for rank in ranks] == [(["applied", "non_finite", "applied"], 4.0)] * 2
+
+
+def test_hooks_that_keep_scaled_gradients_are_refused(ranks):
+    for rank in ranks:
+        for said in rank["feedback"]:
+            assert "the comm hook powerSGD_hook keeps what it computes from scaled gradients" in said
+        assert rank["no feedback"] == rank["unscaled feedback"] == "nothing"
 
 
 @pytest.mark.parametrize("scale", ["static", "none"])

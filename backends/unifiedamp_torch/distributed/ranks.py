@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from unifiedamp.backend import errors
 
-from .reduction import gives_ranks_the_same
+from .reduction import gives_ranks_the_same, refuse_feedback
 from .shard_windows import ShardWindows
 from .wrapped import groups_of, is_joining, reduced_parameters, replicated, world_size
 
@@ -87,6 +87,9 @@ class TrainingRanks:
     def have_alike(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether ``DistributedDataParallel`` gives all these ranks the same gradients of all parameters of an
         optimizer, so that they find the same without asking.
+
+        Raises:
+            UnsupportedError: a comm hook keeps parts of scaled gradients.
         """
         count = sum([len(group["params"]) for group in optimizer.param_groups])
         known = self._alike.get(id(optimizer))
@@ -94,6 +97,8 @@ class TrainingRanks:
             params = [param for group in optimizer.param_groups for param in group["params"]]
             alike = len(self.groups) == 1 and all(id(param) in self._reduced for param in params)
             known = self._alike[id(optimizer)] = (count, alike)
+        for model in self._copies:
+            refuse_feedback(model)  # of hooks that came after prepare
         return known[1] and all(map(gives_ranks_the_same, self._copies))
 
     def refuse_joining(self, why: str, instead: str = "") -> None:

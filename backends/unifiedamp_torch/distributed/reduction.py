@@ -21,7 +21,10 @@ def check_reduction(models: Sequence[torch.nn.Module], spec: SessionSpec) -> Non
 
     Raises:
         PrepareError: a comm hook of the user's, or a ``MixedPrecisionPolicy`` with another dtype.
+        UnsupportedError: a comm hook that keeps parts of scaled gradients, under a loss scale.
     """
+    for each in replicated(models) if spec.loss_scale.enabled else ():
+        refuse_feedback(each)
     if spec.reduce_dtype is None or world_size() == 1:
         return
     for model in models:
@@ -70,6 +73,24 @@ def gives_ranks_the_same(model: DistributedDataParallel) -> bool:
     from .comm_hook import reduce_in
 
     return any(hooks[0][0] is each for each in (reduce_in, *(getattr(default_hooks, name) for name in SUMS)))
+
+
+def refuse_feedback(model: DistributedDataParallel) -> None:
+    """Refuse PowerSGD's error feedback under a loss scale.
+
+    It adds the error of one step's scaled gradients to those of the next, which may have another scale; and the inf of
+    an overflow would stay in it for good.
+
+    Raises:
+        UnsupportedError: the model's comm hook has error feedback or a warm start.
+    """
+    state = next((state for _, state in vars(model).get("_comm_hooks", ())), None)
+    if getattr(state, "use_error_feedback", False) or getattr(state, "warm_start", False):
+        raise errors.UnsupportedError(
+            f"DistributedDataParallel: the comm hook {hook_name(model)} keeps what it computes from scaled gradients "
+            "for later steps, also the inf of an overflow; train without a loss scale (mixed_bfloat16), or give the hook "
+            f"{type(state).__name__}(..., use_error_feedback=False, warm_start=False)"
+        )
 
 
 def _is_hook_for(hooks: Sequence[tuple[Any, Any]], dtype: str) -> bool:
