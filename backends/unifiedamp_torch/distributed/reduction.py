@@ -88,8 +88,8 @@ def refuse_feedback(model: DistributedDataParallel) -> None:
     if getattr(state, "use_error_feedback", False) or getattr(state, "warm_start", False):
         raise errors.UnsupportedError(
             f"DistributedDataParallel: the comm hook {hook_name(model)} keeps what it computes from scaled gradients "
-            "for later steps, also the inf of an overflow; train without a loss scale (mixed_bfloat16), or give the hook "
-            f"{type(state).__name__}(..., use_error_feedback=False, warm_start=False)"
+            "for later steps, also the inf of an overflow; train without a loss scale (mixed_bfloat16), or give the "
+            f"hook {type(state).__name__}(..., use_error_feedback=False, warm_start=False)"
         )
 
 
