@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import torch
 from loops import pretend_reads_sync, session
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import unifiedamp as ua
@@ -202,3 +205,74 @@ def test_compiled_windows_give_the_histories_of_eager():
         torch.testing.assert_close(found, wanted, rtol=2**-6, atol=2e-2)
     np.testing.assert_allclose(compiled.history(), eager.history(), rtol=1e-3)
     assert compiled.history().shape == (3, 3)
+
+
+class Attention(torch.nn.Module):
+    """Query and key have all inputs in common; value has another one besides. All weights are the identity."""
+
+    def __init__(self, apart=False):
+        super().__init__()
+        self.query, self.key, self.value, self.out = (torch.nn.Linear(SIZE, SIZE, bias=False) for _ in range(4))
+        for layer in self.children():
+            torch.nn.init.eye_(layer.weight)
+        self.apart = apart
+
+    def forward(self, x, of_key=1.0):
+        keys = x.clone() if self.apart else x
+        keys = self.key(keys if of_key == 1.0 else keys * of_key)
+        return self.out(self.query(x) + keys + self.value(x) + self.value(2 * x))
+
+
+def shared(inputs, apart=False, lr=0.0, **options):
+    """Train on the inputs; return the session, the model and its outputs."""
+    amp = session(f"{POLICY};amax_history=2", **options)
+    model = Attention(apart)
+    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=lr))
+    outputs = []
+    for each in inputs:
+        with amp.autocast():
+            output = model(*each)
+            loss = output.float().square().mean()
+        outputs.append(output.detach().float())
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        amp.step(optimizer)
+    return amp, model, outputs
+
+
+def casts(amp, model):
+    """Return how many casts to float8 Inductor is given of a forward pass; its partitioner merges equal operations."""
+    counted = []
+
+    def count(graph, _):
+        eight = (torch.float8_e4m3fn, torch.float8_e5m2)
+        counted.append(sum(node.kwargs.get("dtype") in eight for node in graph.graph.nodes))
+        return make_boxed_func(graph.forward)
+
+    parts = min_cut_rematerialization_partition
+    backend = aot_autograd(fw_compiler=count, bw_compiler=lambda graph, _: graph, partition_fn=parts)
+    compiled = torch.compile(model, backend=backend)
+    with amp.autocast():
+        compiled(ranged(1.0, 0))
+    return sum(counted)
+
+
+def test_an_input_of_several_layers_is_cast_once():
+    # Four weights, the inputs of query and of out, and the two of value.
+    assert casts(*shared([(ranged(1.0, seed),) for seed in range(2)])[:2]) == 8
+    assert casts(*shared([(ranged(1.0, seed),) for seed in range(2)], apart=True)[:2]) == 9
+
+
+def test_layers_that_share_a_scale_train_as_those_that_do_not():
+    inputs = [(ranged(2.0**seed, seed),) for seed in (1, 3, 0, 2)]
+    (_, one, outputs), (_, other, wanted) = (shared(inputs, apart, lr=0.5) for apart in (False, True))
+    assert all(map(torch.equal, outputs, wanted))
+    assert all(map(torch.equal, one.parameters(), other.parameters()))
+
+
+def test_no_layer_saturates_by_the_scale_of_another():
+    x = ranged(1.0, 0)
+    _, _, outputs = shared([(x,), *[(x, 8.0)] * 3])
+    torch.testing.assert_close(outputs[0], 5 * x, rtol=0.2, atol=0.2)
+    assert float(outputs[1].max()) < 6  # by the histories from before the key's larger input
+    torch.testing.assert_close(outputs[3], 12 * x, rtol=0.2, atol=0.4)

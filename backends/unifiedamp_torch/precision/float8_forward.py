@@ -52,7 +52,7 @@ class Float8Forward(Forward):
             return self.plain(x)
         with self._region:
             weight = self._linear.weight
-            scales = UNKNOWN if self._scales is None else self._scales.now()
+            scales = UNKNOWN if self._scales is None else self._scales.of_call(x)
             if isinstance(weight, GatheredWeight):
                 low: Pair = Scaled(weight.low, weight.unscale), None
             else:

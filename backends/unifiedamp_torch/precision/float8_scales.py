@@ -11,6 +11,9 @@ history once, where the iteration ends. Otherwise than in Transformer Engine:
   records it, whereupon the scale stands still until it leaves the history.
 - A layer's first iteration scales by present magnitudes. Transformer Engine's first iteration has the scale 1.
 
+- Layers that are given the same inputs in their first iteration (query, key and value) share the scale of the input,
+  the smallest of theirs, so that Inductor casts it once for all of them.
+
 As in Transformer Engine (``reduce_amax``), the magnitudes of an iteration are the largest over the ranks that train
 together, so that histories and scales are equal on all of them.
 """
@@ -28,6 +31,7 @@ from unifiedamp.backend.amax_history import OPERANDS, operand_limits
 from ..distributed.ranks import TrainingRanks
 from .float8 import Scales
 from .float8_casts import LARGEST_SCALE
+from .float8_inputs import FirstInputs
 
 
 class LayerScales:
@@ -36,15 +40,23 @@ class LayerScales:
     Args:
         scales: float32 of shape (3,), of its operands; written where iterations end.
         amaxes: float32 of shape (1,) each, of its operands; raised in forward and backward passes.
+        inputs: notes the layer's calls until its scales follow from a history.
 
     Attributes:
         seen: a forward pass that may be trained has run.
         ready: the scales follow from a history.
     """
 
-    def __init__(self, scales: torch.Tensor, amaxes: Sequence[torch.Tensor]) -> None:
+    def __init__(self, scales: torch.Tensor, amaxes: Sequence[torch.Tensor], inputs: FirstInputs[LayerScales]) -> None:
         self._scales, self.amaxes = [scales[index : index + 1] for index in range(len(OPERANDS))], amaxes
+        self._inputs = inputs
         self.seen = self.ready = False
+
+    def of_call(self, x: torch.Tensor) -> Scales:
+        """Return what a call of the layer scales by; see :meth:`now`."""
+        if not self.ready and torch.is_grad_enabled():
+            self._inputs.note(self, x)
+        return self.now()
 
     def now(self) -> Scales:
         """Return what a forward pass that begins scales by, and where it keeps its magnitudes."""
@@ -57,8 +69,12 @@ class LayerScales:
             return Scales(None, None, None, *kept)
         return Scales(*self._scales, *kept)
 
+    def share_input(self, leader: LayerScales) -> None:
+        """Scale inputs by another layer's scale: the same tensor, as Inductor can see."""
+        self._scales[0] = leader._scales[0]
 
-@dataclass(frozen=True)
+
+@dataclass
 class Histories:
     """The histories of one model's layers, a row per operand of each.
 
@@ -68,6 +84,8 @@ class Histories:
         scales: float32 of shape (rows,).
         limits: the largest number that an operand is scaled to, of the same shape.
         amaxes: float32 of shape (1,) each: the largest magnitudes of this iteration.
+        inputs: the calls of layers without a history.
+        leaders: int64 of shape (rows,): row → the row whose scale it shares, itself for most; None: nothing is shared.
     """
 
     layers: dict[str, LayerScales]
@@ -75,6 +93,8 @@ class Histories:
     scales: torch.Tensor
     limits: torch.Tensor
     amaxes: list[torch.Tensor]
+    inputs: FirstInputs[LayerScales]
+    leaders: torch.Tensor | None = None
 
     @classmethod
     @torch.inference_mode(False)
@@ -85,11 +105,12 @@ class Histories:
         history = torch.zeros(rows, length, dtype=torch.float32, device=device)
         scales, amaxes = history.new_ones(rows), [history.new_zeros(1) for _ in range(rows)]
         limits = history.new_tensor(operand_limits(margin) * len(names))
-        starts = range(0, rows, len(OPERANDS))
+        starts, inputs = range(0, rows, len(OPERANDS)), FirstInputs[LayerScales]()
         layers = {
-            name: LayerScales(scales[at : at + 3], amaxes[at : at + 3]) for at, name in zip(starts, names, strict=True)
+            name: LayerScales(scales[at : at + 3], amaxes[at : at + 3], inputs)
+            for at, name in zip(starts, names, strict=True)
         }
-        return cls(layers, history, scales, limits, amaxes)
+        return cls(layers, history, scales, limits, amaxes, inputs)
 
     def end(self, amax: torch.Tensor, skipped: torch.Tensor | None) -> None:
         """Take the magnitudes of an iteration, of shape (rows,), into the histories."""
@@ -104,7 +125,23 @@ class Histories:
     def set_scales(self) -> None:
         """Set the scales by the histories; where those are empty, the scales stay."""
         largest = self.history.amax(1)
+        if self.leaders is not None:
+            largest = largest.scatter_reduce(0, self.leaders, largest, "amax")[self.leaders]
         self.scales.copy_(torch.where(largest > 0, (self.limits / largest).clamp(max=LARGEST_SCALE), self.scales))
+
+    @torch.inference_mode(False)
+    def share_inputs(self) -> None:
+        """Let layers whose calls had the same inputs scale them alike."""
+        found = {} if _capturing(self.scales) else self.inputs.leaders()
+        self.inputs.clear()
+        if not found:
+            return
+        if self.leaders is None:
+            self.leaders = torch.arange(len(self.amaxes), device=self.scales.device)
+        row = {layer: index * len(OPERANDS) for index, layer in enumerate(self.layers.values())}
+        for layer, leader in found.items():
+            layer.share_input(leader)
+            self.leaders[row[layer]] = row[leader]
 
     def discard(self) -> None:
         """Forget the magnitudes of this iteration."""
@@ -209,11 +246,14 @@ class DelayedScaling:
             if now and not layer.ready:
                 layer.ready = self._begun = True
                 self.version += 1
+        for model in self._models:
+            model.share_inputs()
 
     def discard(self) -> None:
         """Forget the magnitudes of an iteration that is discarded."""
         self._stepped, self._skipped = False, None
         for model in self._models:
+            model.inputs.clear()
             model.discard()
 
     # -- state -----------------------------------------------------------------------------------------------------
