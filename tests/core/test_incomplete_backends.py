@@ -57,6 +57,20 @@ def test_what_load_returns(session, loaded):
         session(loaded)
 
 
+def test_a_class_of_another_name(session):
+    with pytest.raises(ua.BackendUnavailableError, match=r"'minimal': load\(\) returned Other, whose name is 'other'"):
+        session(type("Other", (Minimal,), {"name": "other"}))
+
+
+def test_a_feature_under_an_unknown_name(session):
+    class Wrong(Minimal):
+        def declare(self):
+            return Capabilities("cpu", super().declare().policies, {"acumulation": Support(True)})
+
+    with pytest.raises(ua.UnsupportedError, match=r"not declared .* declares 'acumulation', .* none of FEATURES"):
+        session(Wrong).backend.require("accumulation", "Amp(accumulate_steps=2)")
+
+
 @pytest.mark.parametrize("declared", [None, {"cpu": True}])
 def test_capabilities_of_another_kind(session, declared):
     wrong = type("Wrong", (Minimal,), {"declare": lambda self: declared})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 COMPILE_MODES = {
@@ -56,7 +57,12 @@ class Capabilities:
 
     def feature(self, name: str) -> Support:
         """Return the answer for ``name``."""
-        return self.features.get(name, Support(False, "not declared by this backend"))
+        return self.features[name] if name in self.features else self._undeclared(name)
+
+    def _undeclared(self, name: str) -> Support:
+        close = get_close_matches(name, self.features.keys() - FEATURES.keys(), n=1)
+        meant = f"; it declares {close[0]!r}, which is none of FEATURES in unifiedamp.backend" if close else ""
+        return Support(False, f"not declared by this backend{meant}")
 
     def tunes(self, item: str) -> Support:
         """Return the answer for an item of ``Tuning``."""
