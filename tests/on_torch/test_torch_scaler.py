@@ -116,6 +116,36 @@ def test_fused_equals_unfused_without_reading_the_device(waiting, make, clip):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+def run_of_groups(of_groups, **options):
+    """Return the weights after a skipped step among others; layers are groups with this ``fused``, "" the default."""
+    model = mlp()
+    groups = [
+        {"params": layer.parameters()} | ({} if each == "" else {"fused": each})
+        for layer, each in zip([each for each in model if [*each.parameters()]], of_groups, strict=True)
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.1, **options)
+    amp = session(loss_scale=ua.DynamicLossScale(initial_scale=4.0))
+    model, optimizer = amp.prepare(model, optimizer)
+    step = make_step(amp, model, optimizer, None)
+    for seed in range(4):
+        x, y = batch(seed)
+        x[0, 0] = float("inf") if seed == 2 else x[0, 0]
+        step(x, y)
+    assert (amp.applied_steps, amp.skipped_steps) == (3, 1)
+    return weights(model)
+
+
+@pytest.mark.usefixtures("waiting")
+def test_groups_that_are_not_fused_skip_too():
+    wanted = run_of_groups(("", ""))
+    for found in (
+        run_of_groups((True, "")),
+        run_of_groups(("", False), fused=True),
+        run_of_groups(("", ""), fused=True),
+    ):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_results_on_a_device_are_right_when_read_later(waiting):
     amp = session(loss_scale=ua.DynamicLossScale(initial_scale=4.0, growth_interval=1))
     weight = torch.nn.Linear(1, 1, bias=False)

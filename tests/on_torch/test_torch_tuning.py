@@ -132,6 +132,13 @@ def test_a_fused_optimizer_skips_an_overflow():
     assert amp.skipped_steps == 1
 
 
+def test_all_groups_are_fused():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    groups = [{"params": model[0].parameters(), "fused": True}, {"params": model[1].parameters()}]
+    optimizer = amp_of(fused_optimizer=True).prepare(model, torch.optim.Adam(groups))[-1]
+    assert [group["fused"] for group in optimizer.param_groups] == [True, True]
+
+
 def test_an_optimizer_without_a_fused_form_is_told():
     model = nn.Linear(2, 2)
     amp = ua.Amp("torch", "float32", device="cpu", tuning={"fused_optimizer": True})

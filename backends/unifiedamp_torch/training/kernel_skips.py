@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from ..device.fused_optimizers import is_fused
 from .native_calls import run_step
 
 
 def skips_in_kernel(optimizer: Any) -> bool:
-    """Return whether an optimizer's kernel can skip: it was made with ``fused=True``, or runs its fused kernel now."""
-    return getattr(optimizer, "_step_supports_amp_scaling", False) or is_fused(optimizer)
+    """Return whether the kernels of all groups can skip: fused ones do, and those of optimizers that say so."""
+    supports = getattr(optimizer, "_step_supports_amp_scaling", False)
+    return all(group.get("fused", supports) for group in optimizer.param_groups)
 
 
 def step_in_kernel(optimizer: Any, skipped: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ from ..distributed.loaded import LoadedStates
 from ..distributed.ranks import TrainingRanks
 from . import gradients
 from .ema import MovingAverages
-from .kernel_skips import step_in_kernel
+from .kernel_skips import skips_in_kernel, step_in_kernel
 from .native_calls import run_step
 from .scale_state import DeviceScale, Found, HostScale, ScaleHolder
 
@@ -146,8 +146,7 @@ class Scaler(torch.amp.GradScaler):
 
     def _skips_in_kernel(self, optimizer: Any) -> bool:
         # A first step skipped in the kernel would leave fused SGD's momentum buffers unwritten.
-        fused = getattr(optimizer, "_step_supports_amp_scaling", False)
-        return fused and bool(optimizer.state) and isinstance(self.state, DeviceScale)
+        return skips_in_kernel(optimizer) and bool(optimizer.state) and isinstance(self.state, DeviceScale)
 
     def forget(self, optimizer: torch.optim.Optimizer) -> None:
         """Drop what was found in the optimizer's gradients."""
