@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
-from unifiedamp.backend import PlanRow, Policy, SessionSpec
+from unifiedamp.backend import PlanRow, Policy, SessionSpec, errors
 
 from .device.kinds import traits
 from .device.selection import dtype_support
 from .options import TorchOptions
 from .precision import emulation, operations
 from .precision.layers import rnns_need_float32
+from .training.prepare_checks import wide_parameters
 
 
 def rows(
@@ -56,6 +57,15 @@ def rows(
     plan += _compile_rows(spec.compile_mode, device, shared)
     plan.append(_native_row())
     return plan
+
+
+def float64_rows(policy: Policy, models: Iterable[torch.nn.Module]) -> list[PlanRow]:
+    """Return the row on parameters that a policy of fewer bits leaves in float64; none where there are none."""
+    wide, count = wide_parameters(models)
+    if not wide or (policy.compute_dtype == "float32" and not policy.layer_overrides):
+        return []
+    note = f"{len(wide)} of {count} ({errors.first_names(wide)}); model.float() before prepare puts them under the policy"
+    return [PlanRow("float64 parameters", "float64", "autocast leaves float64 as it is", "no effect", note)]
 
 
 def _update_rows(policy: Policy) -> list[PlanRow]:

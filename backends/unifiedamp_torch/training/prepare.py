@@ -126,6 +126,7 @@ class Preparation:
         wide = spec.master_weights or bool(spec.policy.update)
         checks.check_fused(optimizers, "float32" if wide else spec.policy.param_dtype, self._device.type)
         checks.check_dtypes(new, spec.policy, spec.loss_scale.enabled, wide)
+        checks.warn_float64(new, spec)
         names = prepared.names.with_models(new)
         checks.check_owned(optimizers, names, prepared.masters.model_param)
         checks.check_trainable(optimizers, lambda param: names.of(prepared.masters.model_param(param)))
