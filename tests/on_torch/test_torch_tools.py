@@ -214,6 +214,16 @@ def test_a_scheduler_that_wants_a_metric_is_refused_before_the_step():
     assert amp.step(optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1)).applied
 
 
+def test_a_scheduler_of_an_optimizer_that_was_replaced_is_refused():
+    amp, model = session(loss_scale=4.0), mlp()
+    earlier, now = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    model, now = amp.prepare(model, now)
+    amp.backward(lambda: model(torch.ones(1, 8)).sum(), now)
+    with pytest.raises(ua.WrongObjectError, match="this StepLR belongs to an optimizer that was not prepared, a SGD"):
+        amp.step(now, torch.optim.lr_scheduler.StepLR(earlier, 1))
+    assert amp.step(now, torch.optim.lr_scheduler.StepLR(now, 1)).applied
+
+
 def test_tensors_come_to_the_sessions_device():
     x = torch.ones(2)
     assert session().to_native(x) is x
