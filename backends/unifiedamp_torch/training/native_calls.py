@@ -1,4 +1,5 @@
-"""Refuses ``loss.backward()`` and ``optimizer.step()`` beside the session's calls while a scaled loss is pending.
+"""Refuses ``loss.backward()``, ``optimizer.step()`` and ``GradScaler.unscale_`` beside the session's calls while a
+scaled loss is pending.
 
 Either would train on gradients of the wrong size. The first is detected by gradients that exist before the first scaled
 loss is differentiated; afterwards that loss's ``backward`` refuses, and further losses have a hook that fires when a
@@ -21,6 +22,7 @@ from torch.autograd.graph import get_gradient_edge
 from unifiedamp.backend import errors
 
 from ..device.kinds import traits
+from ..patches import observe_scalers
 from .gradients import has_gradients, parameters
 from .master_weights import MasterWeights
 
@@ -211,8 +213,23 @@ class NativeCalls:
     # -- native calls --------------------------------------------------------------------------------------------
 
     def watch(self, optimizers: Sequence[Optimizer]) -> list[Callable[[], None]]:
-        """Detect native steps of ``optimizers``; return what ends that."""
-        return [optimizer.register_step_pre_hook(self._before_step).remove for optimizer in optimizers]
+        """Detect native steps of ``optimizers``, and GradScalers beside the session; return what ends that."""
+        steps = [optimizer.register_step_pre_hook(self._before_step).remove for optimizer in optimizers]
+        return [*steps, observe_scalers(self)] if steps else []
+
+    def before_unscale(self, optimizer: Optimizer) -> None:
+        """Refuse to unscale gradients that are this session's.
+
+        Raises:
+            StepOrderError: a loss was scaled for the optimizer.
+        """
+        if id(optimizer) in self._pending:
+            name, (scale_loss, step) = type(optimizer).__name__, self._calls
+            raise errors.StepOrderError(
+                f"torch.amp.GradScaler.unscale_({name}): a loss was scaled for this optimizer by {scale_loss}, and the "
+                f"session divides its gradients by the scale: leave the GradScaler out; amp.unscale(optimizer) and "
+                f"amp.clip_grad_norm(optimizer, ...) unscale, and {step} skips and updates the scale"
+            )
 
     def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if _stepping.optimizer is not optimizer and id(optimizer) in self._pending:

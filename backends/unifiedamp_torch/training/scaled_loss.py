@@ -9,6 +9,7 @@ import torch
 
 from unifiedamp.backend import Switches, errors
 
+from ..patches import is_scaled
 from ..precision.autocast import recomputing
 from .master_weights import MasterWeights
 from .native_calls import NativeCalls, note_pass, passes
@@ -145,7 +146,7 @@ def checked_loss(loss: object) -> torch.Tensor:
     """Return ``loss`` in float32.
 
     Raises:
-        LossError: not a tensor, not a scalar, complex, or not connected to any parameter.
+        LossError: not a tensor, not a scalar, complex, not connected to any parameter, or scaled already.
     """
     if not isinstance(loss, torch.Tensor):
         raise errors.LossError(f"amp.scale_loss: the loss must be a torch.Tensor, got {type(loss).__name__}")
@@ -162,5 +163,10 @@ def checked_loss(loss: object) -> torch.Tensor:
         raise errors.LossError(
             "amp.scale_loss: the loss is not connected to any parameter (it has no grad_fn): it was computed under "
             "torch.no_grad() or amp.inference(), detached, or all parameters are frozen"
+        )
+    if is_scaled(loss):
+        raise errors.LossError(
+            "amp.scale_loss: a torch.amp.GradScaler has scaled this loss already, and the session would scale it again: "
+            "pass the loss itself, and leave scaler.scale, scaler.step and scaler.update out"
         )
     return loss.float()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.amp.grad_scaler import OptState
@@ -38,9 +38,12 @@ class Scaler(torch.amp.GradScaler):
         loaded: compares the states that ranks load later; None for none.
 
     Attributes:
+        of_session: it is one's, see ``patches.observe_scalers``.
         scale_tensor: the scale, a float32 scalar on the device.
         state: the scale and its counters.
     """
+
+    of_session: ClassVar[bool] = True
 
     def __init__(
         self,
