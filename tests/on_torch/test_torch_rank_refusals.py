@@ -155,7 +155,31 @@ def wrapped_anew(rank):
     assert amp.applied_steps == 1
 
 
+def in_no_sync(once=False, **options):
+    """A whole step inside ``no_sync``, or the first of two micro-batches."""
+
+    def run(rank):
+        policy = "bfloat16" if options.get("master_weights") else "float32"
+        amp, model, optimizer = prepare(ddp(), policy=policy, **options)
+        before = [param.clone() for param in model.parameters()]
+        try:
+            with model.no_sync():
+                step(amp, model, optimizer)
+            if once:
+                step(amp, model, optimizer)
+        finally:
+            assert all(map(torch.equal, before, model.parameters()))
+
+    return run
+
+
 CASES = {
+    "no_sync": (in_no_sync(), "Linear ran inside no_sync() of its DistributedDataParallel"),
+    "no_sync without a scale": (in_no_sync(loss_scale="none"), "ran inside no_sync() of its DistributedDataParallel"),
+    "no_sync, master weights": (
+        in_no_sync(once=True, master_weights=True, accumulate_steps=2),
+        "amp.scale_loss with master weights: the last",
+    ),
     "added": (
         extended("added"),
         "'extra.bias' came into the model after DistributedDataParallel wrapped",
@@ -176,9 +200,28 @@ CASES = {
 }
 
 
+def own_windows(rank):
+    """A micro-batch inside ``no_sync`` and a last one outside, for one step: differentiated one by one, or together."""
+    amp, model, optimizer = prepare(ddp())
+    for together in (False, True):
+        with model.no_sync():
+            with amp.autocast():
+                first = model(torch.full((1, 2), 1.0 + rank)).sum()
+            if not together:
+                with amp.scale_loss(first, optimizer) as scaled_loss:
+                    scaled_loss.backward()
+        with amp.autocast():
+            last = model(torch.full((1, 2), 2.0)).sum()
+        with amp.scale_loss(first + last if together else last, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        assert amp.step(optimizer).applied
+    weight = [linear().weight - 0.1 * 2 * (1.5 + 2.0), model.module.weight]
+    torch.testing.assert_close(*weight)
+
+
 def refusals(rank):
     found = {}
-    for name, (case, _) in {**CASES, "wrapped anew": (wrapped_anew, "")}.items():
+    for name, (case, _) in {**CASES, "wrapped anew": (wrapped_anew, ""), "own windows": (own_windows, "")}.items():
         try:
             case(rank)
             found[name] = "nothing"
@@ -197,8 +240,13 @@ def refused():
 @pytest.mark.parametrize("name", CASES)
 def test_both_ranks_are_told(refused, name):
     for rank in refused:
-        assert rank[name].startswith(("PrepareError: amp.", "CheckpointError: Adam.load_state_dict"))
+        kinds = "PrepareError: amp.", "CheckpointError: Adam.load_state_dict", "StepOrderError: amp."
+        assert rank[name].startswith(kinds)
         assert CASES[name][1] in rank[name]
+
+
+def test_windows_of_the_users_own_train(refused):
+    assert [rank["own windows"] for rank in refused] == ["nothing", "nothing"]
 
 
 def test_a_model_that_is_wrapped_anew_trains(refused):

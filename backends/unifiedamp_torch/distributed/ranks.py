@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from unifiedamp.backend import errors
 
+from .local_passes import LocalPasses
 from .reduction import gives_ranks_the_same
 from .shard_windows import ShardWindows
 from .wrapped import groups_of, is_joining, reduced_parameters, replicated, world_size
@@ -30,12 +31,14 @@ class TrainingRanks:
 
     Attributes:
         named: as given.
+        local_passes: backward passes whose gradients were not reduced.
         shards_wait: whether sharded models reduce once per window too. Their gradients are whole until then, so those
             of one optimizer cannot be told from another's, and captured graphs do not hold them.
     """
 
     def __init__(self, named: NamedGroup = None, shards_wait: bool = True) -> None:
         self.named, self.shards_wait = named, shards_wait
+        self.local_passes = LocalPasses()
         self._groups: list[Any] | None = None
         self._copies: list[DistributedDataParallel] = []
         self._reduced: set[int] = set()

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
-from torch.autograd.graph import get_gradient_edge
 
 from unifiedamp.backend import errors
 
+from ..autograd_engine import accumulates
 from ..device.kinds import traits
 from ..patches import observe_scalers
 from .gradients import has_gradients, parameters
@@ -242,7 +242,7 @@ class NativeCalls:
     def _on_unscaled(self, optimizers: Sequence[Optimizer], _: torch.Tensor) -> None:
         if passes.running or torch._C._current_graph_task_id() in passes.by_hand:
             return
-        if any(_accumulates(self._masters.model_param(param)) for each in optimizers for param in parameters(each)):
+        if any(accumulates(self._masters.model_param(param)) for each in optimizers for param in parameters(each)):
             raise self._refused(optimizers)
 
     def _refuse(self, optimizers: Sequence[Optimizer], *_: Any, **__: Any) -> NoReturn:
@@ -278,15 +278,3 @@ def _not_zero(grad: torch.Tensor) -> bool:
         return grad._nnz() > 0
     local = grad.to_local() if hasattr(grad, "to_local") else grad
     return bool(local.any())
-
-
-def _accumulates(param: torch.Tensor) -> bool:
-    """Return whether the running backward pass adds to ``param.grad``; ``torch.autograd.grad`` does not."""
-    if not param.requires_grad:
-        return False
-    if hasattr(param, "to_local"):
-        return True  # FSDP differentiates other tensors in its place
-    try:
-        return bool(torch._C._will_engine_execute_node(get_gradient_edge(param).node))
-    except RuntimeError:
-        return False

@@ -105,7 +105,7 @@ class Preparation:
         prepared.models += new
         prepared.sparse.update(*map(sparse_weights, new))
         prepared.add(fresh)
-        self._undo += prepared.late.follow(new)
+        self._undo += prepared.late.follow(new) + self._ranks.local_passes.follow(new)
         prepared.dtypes.follow(new, fresh)
         self._ranks.shards_wait &= len(prepared.optimizers) < 2
         self._undo += self._native.watch(fresh) + prepared.updates.watch(fresh) + self._float8_state.watch(fresh)

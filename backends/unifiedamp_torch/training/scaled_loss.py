@@ -9,8 +9,10 @@ import torch
 
 from unifiedamp.backend import Switches, errors
 
+from ..distributed.local_passes import LocalPasses
 from ..patches import is_scaled
 from ..precision.autocast import recomputing
+from .gradients import parameters
 from .master_weights import MasterWeights
 from .native_calls import NativeCalls, note_pass, passes
 from .thread_flags import ThreadFlags
@@ -28,6 +30,7 @@ class BackwardContext:
         flags: the session's.
         overrides: returns the session's op overrides.
         switches: held during backward passes; None for none.
+        local_passes: those whose gradients were not reduced.
     """
 
     native: NativeCalls
@@ -35,6 +38,7 @@ class BackwardContext:
     flags: ThreadFlags
     overrides: Callable[[], Mapping[str, str]]
     switches: Switches | None
+    local_passes: LocalPasses
 
 
 class TorchScaledLoss:
@@ -120,10 +124,13 @@ class TorchScaledLoss:
         finally:
             recomputing.overrides = before  # first: Python raises a signal's exception at a call
             passes.running.discard(key)
+        context.local_passes.end_backward()
         if self._first:
             context.native.differentiated(self._loss, self._optimizers)
         if context.masters.in_use:
             for optimizer in self._optimizers:
+                params = map(context.masters.model_param, parameters(optimizer))
+                context.local_passes.check(params, "amp.scale_loss with master weights")
                 context.masters.model_grads_to_master_grads(optimizer)
 
 

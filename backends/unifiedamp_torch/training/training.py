@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -64,7 +64,12 @@ class TorchTraining(Training):
         self._scaler, self._loaded = context.scaler, context.loaded
         self._loss, self._reports = context.loss, context.reports
         self._backward_context = BackwardContext(
-            context.native, self._masters, context.flags, lambda: op_choices(spec.policy), switches or None
+            context.native,
+            self._masters,
+            context.flags,
+            lambda: op_choices(spec.policy),
+            switches or None,
+            self._ranks.local_passes,
         )
 
     # -- setting up ----------------------------------------------------------------------------------------------
@@ -125,7 +130,7 @@ class TorchTraining(Training):
         if self._masters.in_use:
             self._masters.model_grads_to_master_grads(optimizer)
         self._drop_frozen(optimizer)
-        self._native.check(optimizer, "unscale")
+        self._check_gradients(optimizer, "unscale")
         self._steps.unscale(optimizer)
 
     def clip_grad_norm(self, optimizer: Optimizer, max_norm: float) -> torch.Tensor:
@@ -146,7 +151,7 @@ class TorchTraining(Training):
             masters.attach([optimizer])
             masters.model_grads_to_master_grads(optimizer)
         self._drop_frozen(optimizer)
-        self._native.check(optimizer, "step")
+        self._check_gradients(optimizer, "step")
         self._prepared.late.check(optimizer)
         self._prepared.dtypes.check(optimizer)
         if masters is not None:
@@ -160,6 +165,14 @@ class TorchTraining(Training):
         self._native.end(optimizer)
         self._loss.end()
         return self._no_gradients(optimizer) if outcome is None else outcome
+
+    def _check_gradients(self, optimizer: Optimizer, call: str) -> None:
+        """Refuse gradients that came from no scaled loss, or that were not reduced."""
+        self._native.check(optimizer, call)
+        self._ranks.local_passes.check(self._model_params(optimizer), f"amp.{call}")
+
+    def _model_params(self, optimizer: Optimizer) -> Iterator[torch.Tensor]:
+        return map(self._masters.model_param, gradients.parameters(optimizer))
 
     def _drop_frozen(self, optimizer: Optimizer) -> None:
         """Drop what earlier micro-batches gave to parameters that were frozen since: it is no mean of the window."""
@@ -201,6 +214,7 @@ class TorchTraining(Training):
     def _drop_window(self, optimizer: Optimizer) -> None:
         self._masters.zero_model_grads(optimizer)
         self._ranks.drop_unreduced(gradients.parameters(optimizer))
+        self._ranks.local_passes.forget(self._model_params(optimizer))
         self._steps.zero_grad(optimizer)
         self._native.end(optimizer)
         self._loss.end()
