@@ -64,9 +64,7 @@ def float64_rows(policy: Policy, models: Iterable[torch.nn.Module]) -> list[Plan
     wide, count = wide_parameters(models)
     if not wide or (policy.compute_dtype == "float32" and not policy.layer_overrides):
         return []
-    note = (
-        f"{len(wide)} of {count} ({errors.first_names(wide)}); model.float() before prepare puts them under the policy"
-    )
+    note = f"{len(wide)} of {count} ({errors.first_names(wide)}); float32 ones follow the policy"
     return [PlanRow("float64 parameters", "float64", "autocast leaves float64 as it is", "no effect", note)]
 
 

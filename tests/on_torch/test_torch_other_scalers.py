@@ -48,7 +48,7 @@ def test_its_calls_on_the_sessions_gradients_are_refused(loop, call):
 
 
 def test_a_disabled_one_and_those_of_other_loops_work(loop):
-    amp, model, optimizer, loss, scaler = loop
+    amp, _, optimizer, loss, scaler = loop
     disabled = torch.amp.GradScaler("cpu", enabled=False)
     amp.backward(lambda: disabled.scale(loss()), optimizer)
     assert amp.step(optimizer).applied

@@ -157,6 +157,15 @@ def test_the_plan_names_the_native_calls():
     amp.close()
 
 
+@pytest.mark.parametrize(("policy", "rows"), [("mixed_bfloat16", 1), ("float32", 0)])
+def test_the_plan_lists_layers_in_float64(policy, rows):
+    amp, model = session(policy), mlp()
+    model[3].double()
+    amp.prepare(model)
+    found = [row for row in amp.explain() if row.setting == "float64 parameters"]
+    assert [row.note for row in found] == ["2 of 4 ('3.weight', '3.bias'); float32 ones follow the policy"] * rows
+
+
 def test_scope_sets_the_default_device_and_puts_it_back():
     amp = session()
     with torch.device("meta"):

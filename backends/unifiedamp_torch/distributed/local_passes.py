@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from unifiedamp.backend import errors
 
-from ..autograd_engine import accumulates
 from .wrapped import replicated
 
 
@@ -94,3 +94,15 @@ class LocalPasses:
         found = [each for each in self._all if each.local]
         held = {id(param) for param in params} if found else set()
         yield from (each for each in found if any(id(param) in held for param in each.model.parameters()))
+
+
+def accumulates(param: torch.Tensor) -> bool:
+    """Return whether the running backward pass adds to ``param.grad``; ``torch.autograd.grad`` does not."""
+    if not param.requires_grad:
+        return False
+    if hasattr(param, "to_local"):
+        return True  # FSDP differentiates other tensors in its place
+    try:
+        return bool(torch._C._will_engine_execute_node(get_gradient_edge(param).node))
+    except RuntimeError:
+        return False

@@ -20,8 +20,8 @@ import torch
 
 from unifiedamp.backend import errors
 
-from ..autograd_engine import accumulates
 from ..device.kinds import traits
+from ..distributed.local_passes import accumulates
 from ..patches import observe_scalers
 from .gradients import has_gradients, parameters
 from .master_weights import MasterWeights

@@ -192,7 +192,7 @@ def warn_float64(models: Sequence[torch.nn.Module], spec: SessionSpec) -> None:
         if wide and len(wide) == count:
             spec.warn(
                 f"amp.prepare: all {count} parameters of {type(model).__name__} are float64, and policy "
-                f"{str(low[0])!r} has no effect on them: autocast and the policy's casts leave float64 as it is, so the "
-                "model computes in float64; call model.float() before you make the optimizer",
+                f"{str(low[0])!r} has no effect on them: autocast and the policy's casts leave float64 as it is, so "
+                "the model computes in float64; call model.float() before you make the optimizer",
                 errors.PolicyWarning,
             )

@@ -173,7 +173,7 @@ def checked_loss(loss: object) -> torch.Tensor:
         )
     if is_scaled(loss):
         raise errors.LossError(
-            "amp.scale_loss: a torch.amp.GradScaler has scaled this loss already, and the session would scale it again: "
-            "pass the loss itself, and leave scaler.scale, scaler.step and scaler.update out"
+            "amp.scale_loss: a torch.amp.GradScaler has scaled this loss already, and the session would scale it "
+            "again: pass the loss itself, and leave scaler.scale, scaler.step and scaler.update out"
         )
     return loss.float()
