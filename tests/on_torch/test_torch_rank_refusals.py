@@ -1,5 +1,7 @@
 """What ranks must not do, tried by two gloo processes: each is an error that names the object and what to do."""
 
+from datetime import timedelta
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,6 +9,7 @@ from loops import session
 from ranks import checked, run_ranks
 
 import unifiedamp as ua
+from unifiedamp_torch.distributed import step_counts
 
 
 def linear():
@@ -155,6 +158,16 @@ def wrapped_anew(rank):
     assert amp.applied_steps == 1
 
 
+def left_out(rank):
+    """Rank 1 makes three steps of eight."""
+    step_counts.PATIENCE = timedelta(seconds=0.5)
+    amp, model, optimizer = prepare(ddp(), loss_scale="none")
+    for index in range(8):
+        amp.backward(lambda: model(torch.ones(1, 2)).sum(), optimizer)
+        if not rank or index < 3:
+            amp.step(optimizer)
+
+
 def in_no_sync(once=False, **options):
     """A whole step inside ``no_sync``, or the first of two micro-batches."""
 
@@ -221,7 +234,8 @@ def own_windows(rank):
 
 def refusals(rank):
     found = {}
-    for name, (case, _) in {**CASES, "wrapped anew": (wrapped_anew, ""), "own windows": (own_windows, "")}.items():
+    others = {"wrapped anew": wrapped_anew, "own windows": own_windows, "left out": left_out}
+    for name, case in {**{name: case for name, (case, _) in CASES.items()}, **others}.items():
         try:
             case(rank)
             found[name] = "nothing"
@@ -243,6 +257,12 @@ def test_both_ranks_are_told(refused, name):
         kinds = "PrepareError: amp.", "CheckpointError: Adam.load_state_dict", "StepOrderError: amp."
         assert rank[name].startswith(kinds)
         assert CASES[name][1] in rank[name]
+
+
+def test_a_rank_that_leaves_steps_out_is_noticed(refused):
+    expected = "StepOrderError: amp.step: rank 0 has come to step 8, and rank 1 has not made 4 steps: "
+    assert refused[0]["left out"].startswith(expected)
+    assert refused[1]["left out"] == "nothing"
 
 
 def test_windows_of_the_users_own_train(refused):

@@ -99,6 +99,11 @@ class TrainingRanks:
             known = self._alike[id(optimizer)] = (count, alike)
         return known[1] and all(map(gives_ranks_the_same, self._copies))
 
+    @property
+    def joining(self) -> bool:
+        """Whether a model is in ``Join``, where ranks that have run out of inputs make no steps."""
+        return any(map(is_joining, self._copies))
+
     def refuse_joining(self, why: str, instead: str = "") -> None:
         """Refuse a step in ``Join``, where a rank that has run out of inputs makes none.
 
@@ -109,7 +114,7 @@ class TrainingRanks:
         Raises:
             UnsupportedError: a model is in ``Join``.
         """
-        if any(map(is_joining, self._copies)):
+        if self.joining:
             raise errors.UnsupportedError(
                 "amp.step: DistributedDataParallel is in torch's Join, where a rank that has run out of inputs makes "
                 f"no steps, and {why}; give all ranks equally many batches{instead}"

@@ -59,7 +59,7 @@ class TorchTraining(Training):
         self._spec, self._preparation, self._precision = spec, preparation, precision
         self._reads_without_sync = reads_without_sync
         self._prepared, self._masters = context.prepared, context.prepared.masters
-        self._ranks = context.ranks
+        self._ranks, self._agreement, self._counts = context.ranks, context.agreement, context.counts
         self._native, self._flags, self._steps = context.native, context.flags, context.steps
         self._scaler, self._loaded = context.scaler, context.loaded
         self._loss, self._reports = context.loss, context.reports
@@ -156,6 +156,8 @@ class TorchTraining(Training):
         self._prepared.dtypes.check(optimizer)
         if masters is not None:
             masters.begin_update(optimizer)
+        if self._agreement.name and not self._ranks.joining:
+            self._counts.note(self._agreement.name, self._agreement.members)
         outcome = self._steps.step(optimizer, update_scale)
         if masters is not None:
             masters.master_params_to_model_params()
