@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+import torch.utils.checkpoint
 from torch.nn import functional
 
 Attention = Callable[..., Any]
@@ -37,6 +38,7 @@ def replace_attention(count: Callable[..., Any]) -> Callable[[], None]:
 
 
 Scaler = torch.amp.GradScaler
+Reentrant = torch.utils.checkpoint.CheckpointFunction
 _SCALED = "unifiedamp: scaled by a GradScaler"
 
 
@@ -47,59 +49,77 @@ class ScalerObserver(Protocol):
         """Refuse ``scaler.unscale_(optimizer)``, or do nothing."""
 
 
-class _Scalers:
-    """What the methods of ``torch.amp.GradScaler`` were, and who observes them.
+class _Watched:
+    """Methods of torch's classes that are watched while sessions are in use.
 
     Attributes:
         observers: of all sessions that are in use.
-        methods: name → torch's own; empty while they are in place.
-        scaled: some scaler has scaled a loss since.
+        scaled: some GradScaler has scaled a loss since.
+        recomputed: some reentrant checkpoint has run since.
     """
 
     def __init__(self) -> None:
         self.observers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.methods: dict[str, Callable[..., Any]] = {}
-        self.scaled = False
+        self.scaled = self.recomputed = False
+        self._before: list[tuple[type, str, Any]] = []
 
     def replace(self) -> None:
-        if not self.methods:
-            self.methods = {"scale": Scaler.scale, "unscale_": Scaler.unscale_}
-            Scaler.scale = _marking(Scaler.scale)  # type: ignore[method-assign]  # put back by `restore`
-            Scaler.unscale_ = _asking(Scaler.unscale_)  # type: ignore[method-assign]  # likewise
+        if not self._before:
+            self._put(Scaler, "scale", _marking(Scaler.scale))
+            self._put(Scaler, "unscale_", _asking(Scaler.unscale_))
+            self._put(Reentrant, "forward", staticmethod(_noting(Reentrant.forward)))
+
+    def _put(self, owner: type, name: str, method: Any) -> None:
+        self._before.append((owner, name, vars(owner)[name]))
+        setattr(owner, name, method)
 
     def restore(self) -> None:
-        for name, method in self.methods.items():
-            setattr(Scaler, name, method)
-        self.methods = {}
+        while self._before:
+            setattr(*self._before.pop())
 
 
-_scalers = _Scalers()
+_watched = _Watched()
 
 
-def observe_scalers(observer: ScalerObserver) -> Callable[[], None]:
-    """Let an observer refuse ``unscale_`` of GradScalers, and mark what they scale; return what ends that.
+def watch_torch(observer: ScalerObserver) -> Callable[[], None]:
+    """Let an observer refuse ``unscale_`` of GradScalers, mark the losses that they scale, and note reentrant
+    checkpoints; return what ends that.
 
     Scalers whose class has ``of_session`` are left alone.
     """
 
     def end() -> None:
-        _scalers.observers.discard(observer)
-        if not _scalers.observers:
-            _scalers.restore()
+        _watched.observers.discard(observer)
+        if not _watched.observers:
+            _watched.restore()
 
-    _scalers.observers.add(observer)
-    _scalers.replace()
+    _watched.observers.add(observer)
+    _watched.replace()
     return end
 
 
 def is_scaled(loss: torch.Tensor) -> bool:
     """Return whether a GradScaler has scaled a loss, also where it was divided or averaged since."""
-    node = loss.grad_fn if _scalers.scaled else None
+    node = loss.grad_fn if _watched.scaled else None
     while node is not None:
         if _SCALED in node.metadata:
             return True
         before = [each for each, _ in node.next_functions if each is not None]
         node = before[0] if len(before) == 1 else None
+    return False
+
+
+def recomputes_reentrantly(loss: torch.Tensor) -> bool:
+    """Return whether the backward pass of a loss runs another one, of ``checkpoint(..., use_reentrant=True)``."""
+    waiting: list[Any] = [loss.grad_fn] if _watched.recomputed else []
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            if node.name() == f"{Reentrant.__name__}Backward":
+                return True
+            seen.add(node)
+            waiting += [each for each, _ in node.next_functions]
     return False
 
 
@@ -109,7 +129,7 @@ def _marking(scale: Callable[..., Any]) -> Callable[..., Any]:
         result = scale(self, outputs)
         node = getattr(result, "grad_fn", None)
         if node is not None and result is not outputs and not hasattr(self, "of_session"):
-            node.metadata[_SCALED] = _scalers.scaled = True
+            node.metadata[_SCALED] = _watched.scaled = True
         return result
 
     return marked
@@ -118,8 +138,17 @@ def _marking(scale: Callable[..., Any]) -> Callable[..., Any]:
 def _asking(unscale: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(unscale)
     def asked(self: Any, optimizer: Any) -> Any:
-        for observer in () if hasattr(self, "of_session") else list(_scalers.observers):
+        for observer in () if hasattr(self, "of_session") else list(_watched.observers):
             observer.before_unscale(optimizer)
         return unscale(self, optimizer)
 
     return asked
+
+
+def _noting(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def noted(*args: Any) -> Any:
+        _watched.recomputed = True
+        return forward(*args)
+
+    return noted

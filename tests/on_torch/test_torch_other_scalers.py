@@ -61,7 +61,7 @@ def test_a_disabled_one_and_those_of_other_loops_work(loop):
 
 
 def test_torchs_class_is_as_it_was_when_sessions_are_closed(monkeypatch):
-    monkeypatch.setattr(patches, "_scalers", patches._Scalers())  # sessions of other tests may be open
+    monkeypatch.setattr(patches, "_watched", patches._Watched())  # sessions of other tests may be open
     for name in ("scale", "unscale_"):
         monkeypatch.setattr(torch.amp.GradScaler, name, inspect.unwrap(getattr(torch.amp.GradScaler, name)))
     before = dict(vars(torch.amp.GradScaler))

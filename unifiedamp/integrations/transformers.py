@@ -69,7 +69,9 @@ def _warn_when_resumed(trainer: Any) -> None:
 
     @functools.wraps(train)
     def train_and_warn(resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        path = get_last_checkpoint(trainer.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
+        path = (
+            get_last_checkpoint(trainer.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
+        )
         if path and not (Path(path) / SCALER_NAME).exists():
             state.warn_lacking_scale(trainer.accelerator.amp)
         return train(resume_from_checkpoint, *args, **kwargs)

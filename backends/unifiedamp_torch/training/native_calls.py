@@ -22,7 +22,7 @@ from unifiedamp.backend import errors
 
 from ..device.kinds import traits
 from ..distributed.local_passes import accumulates
-from ..patches import observe_scalers
+from ..patches import watch_torch
 from .gradients import has_gradients, parameters
 from .master_weights import MasterWeights
 
@@ -215,7 +215,7 @@ class NativeCalls:
     def watch(self, optimizers: Sequence[Optimizer]) -> list[Callable[[], None]]:
         """Detect native steps of ``optimizers``, and GradScalers beside the session; return what ends that."""
         steps = [optimizer.register_step_pre_hook(self._before_step).remove for optimizer in optimizers]
-        return [*steps, observe_scalers(self)] if steps else []
+        return [*steps, watch_torch(self)] if steps else []
 
     def before_unscale(self, optimizer: Optimizer) -> None:
         """Refuse to unscale gradients that are this session's.

@@ -10,7 +10,7 @@ import torch
 from unifiedamp.backend import Switches, errors
 
 from ..distributed.local_passes import LocalPasses
-from ..patches import is_scaled
+from ..patches import is_scaled, recomputes_reentrantly
 from ..precision.autocast import recomputing
 from .gradients import parameters
 from .master_weights import MasterWeights
@@ -31,6 +31,7 @@ class BackwardContext:
         overrides: returns the session's op overrides.
         switches: held during backward passes; None for none.
         local_passes: those whose gradients were not reduced.
+        others: returns the parameters that optimizers train, but for those that it is given.
     """
 
     native: NativeCalls
@@ -39,6 +40,7 @@ class BackwardContext:
     overrides: Callable[[], Mapping[str, str]]
     switches: Switches | None
     local_passes: LocalPasses
+    others: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 class TorchScaledLoss:
@@ -109,12 +111,11 @@ class TorchScaledLoss:
         try:
             recomputing.overrides = context.overrides()
             passes.running.add(key)
-            differentiate: Callable[..., None] = self._value.backward
             if context.switches is None:
-                differentiate(retain_graph=retain_graph or None, inputs=self._inputs)
+                self._differentiate(retain_graph)
             else:
                 with context.switches:
-                    differentiate(retain_graph=retain_graph or None, inputs=self._inputs)
+                    self._differentiate(retain_graph)
         except RuntimeError as error:
             if retain_graph and "donated buffers" in str(error):
                 raise _graph_not_kept() from error
@@ -132,6 +133,21 @@ class TorchScaledLoss:
                 params = map(context.masters.model_param, parameters(optimizer))
                 context.local_passes.check(params, "amp.scale_loss with master weights")
                 context.masters.model_grads_to_master_grads(optimizer)
+
+    def _differentiate(self, retain_graph: bool) -> None:
+        inputs, differentiate = self._inputs, self._value.backward
+        if inputs is None or not recomputes_reentrantly(self._value):
+            differentiate(retain_graph=retain_graph or None, inputs=inputs)  # type: ignore[no-untyped-call]  # torch's
+            return
+        # torch takes no inputs there: it would refuse, or leave out what is recomputed before other parameters.
+        kept = [(param, param.grad) for param in self._context.others(inputs)]
+        try:
+            for param, _ in kept:
+                param.grad = None
+            differentiate(retain_graph=retain_graph or None)  # type: ignore[no-untyped-call]  # likewise
+        finally:
+            for param, grad in kept:
+                param.grad = grad
 
 
 def _graph_not_kept() -> errors.UnsupportedError:

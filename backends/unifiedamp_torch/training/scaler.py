@@ -38,7 +38,7 @@ class Scaler(torch.amp.GradScaler):
         loaded: compares the states that ranks load later; None for none.
 
     Attributes:
-        of_session: it is one's, see ``patches.observe_scalers``.
+        of_session: it is one's, see ``patches.watch_torch``.
         scale_tensor: the scale, a float32 scalar on the device.
         state: the scale and its counters.
     """

@@ -70,6 +70,7 @@ class TorchTraining(Training):
             lambda: op_choices(spec.policy),
             switches or None,
             self._ranks.local_passes,
+            self._prepared.without,
         )
 
     # -- setting up ----------------------------------------------------------------------------------------------
