@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -39,18 +39,22 @@ def replace_attention(count: Callable[..., Any]) -> Callable[[], None]:
 
 Scaler = torch.amp.GradScaler
 Reentrant = torch.utils.checkpoint.CheckpointFunction
+CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
 _SCALED = "unifiedamp: scaled by a GradScaler"
 
 
-class ScalerObserver(Protocol):
-    """What a session does about ``torch.amp.GradScaler`` objects beside it."""
+class NativeCallObserver(Protocol):
+    """What a session does about calls of torch's own beside it."""
 
     def before_unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse ``scaler.unscale_(optimizer)``, or do nothing."""
+        """Refuse ``scaler.unscale_(optimizer)`` of a ``torch.amp.GradScaler``, or do nothing."""
+
+    def before_clip(self, call: str, params: Sequence[torch.Tensor]) -> None:
+        """Refuse ``call``, which would clip the gradients of parameters, or do nothing."""
 
 
 class _Watched:
-    """Methods of torch's classes that are watched while sessions are in use.
+    """Functions and methods of torch that are watched while sessions are in use.
 
     Attributes:
         observers: of all sessions that are in use.
@@ -61,15 +65,18 @@ class _Watched:
     def __init__(self) -> None:
         self.observers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.scaled = self.recomputed = False
-        self._before: list[tuple[type, str, Any]] = []
+        self._before: list[tuple[Any, str, Any]] = []
 
     def replace(self) -> None:
         if not self._before:
             self._put(Scaler, "scale", _marking(Scaler.scale))
             self._put(Scaler, "unscale_", _asking(Scaler.unscale_))
             self._put(Reentrant, "forward", staticmethod(_noting(Reentrant.forward)))
+            for module in (torch.nn.utils, torch.nn.utils.clip_grad):
+                for name in CLIPPING:
+                    self._put(module, name, _clipping(getattr(module, name)))
 
-    def _put(self, owner: type, name: str, method: Any) -> None:
+    def _put(self, owner: Any, name: str, method: Any) -> None:
         self._before.append((owner, name, vars(owner)[name]))
         setattr(owner, name, method)
 
@@ -81,9 +88,9 @@ class _Watched:
 _watched = _Watched()
 
 
-def watch_torch(observer: ScalerObserver) -> Callable[[], None]:
-    """Let an observer refuse ``unscale_`` of GradScalers, mark the losses that they scale, and note reentrant
-    checkpoints; return what ends that.
+def watch_torch(observer: NativeCallObserver) -> Callable[[], None]:
+    """Let an observer refuse ``unscale_`` of GradScalers and torch's functions that clip, mark the losses that
+    GradScalers scale, and note reentrant checkpoints; return what ends that.
 
     Scalers whose class has ``of_session`` are left alone.
     """
@@ -141,6 +148,18 @@ def _asking(unscale: Callable[..., Any]) -> Callable[..., Any]:
         for observer in () if hasattr(self, "of_session") else list(_watched.observers):
             observer.before_unscale(optimizer)
         return unscale(self, optimizer)
+
+    return asked
+
+
+def _clipping(clip: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(clip)
+    def asked(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            for observer in list(_watched.observers):
+                observer.before_clip(f"torch.nn.utils.{clip.__name__}", parameters)
+        return clip(parameters, *args, **kwargs)
 
     return asked
 

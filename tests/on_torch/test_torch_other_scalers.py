@@ -73,3 +73,24 @@ def test_torchs_class_is_as_it_was_when_sessions_are_closed(monkeypatch):
     assert dict(vars(torch.amp.GradScaler)) != before
     second.close()
     assert dict(vars(torch.amp.GradScaler)) == before
+
+
+CLIPS = {"norm": ("clip_grad_norm_", 0.01), "value": ("clip_grad_value_", 0.001)}
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+def test_clipping_scaled_gradients_by_torch_is_refused_and_true_ones_are_clipped(loop, clip):
+    amp, model, optimizer, loss, _ = loop
+    name, limit = CLIPS[clip]
+    amp.backward(loss, optimizer)
+    if amp.loss_scale > 1:
+        for module in (torch.nn.utils, torch.nn.utils.clip_grad):
+            with pytest.raises(ua.StepOrderError, match=rf"{name}: gradients of this SGD.*call amp.clip_grad_{clip}\("):
+                getattr(module, name)(model.parameters(), limit)
+    amp.unscale(optimizer)
+    getattr(torch.nn.utils, name)(model.parameters(), limit)
+    largest = torch.cat([param.grad.flatten() for param in model.parameters()]).norm(
+        2.0 if clip == "norm" else torch.inf
+    )
+    torch.testing.assert_close(float(largest), limit, rtol=0.01, atol=0)
+    assert amp.step(optimizer).applied

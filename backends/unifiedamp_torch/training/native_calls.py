@@ -1,5 +1,5 @@
-"""Refuses ``loss.backward()``, ``optimizer.step()`` and ``GradScaler.unscale_`` beside the session's calls while a
-scaled loss is pending.
+"""Refuses ``loss.backward()``, ``optimizer.step()``, ``GradScaler.unscale_`` and the clipping of scaled gradients
+beside the session's calls while a scaled loss is pending.
 
 Either would train on gradients of the wrong size. The first is detected by gradients that exist before the first scaled
 loss is differentiated; afterwards that loss's ``backward`` refuses, and further losses have a hook that fires when a
@@ -97,6 +97,9 @@ class NativeCalls:
     Args:
         rescales: the session's gradients have another size than the unscaled loss's: a scale, or a window's mean.
         masters: the session's.
+
+    Attributes:
+        unscaled: returns whether an optimizer's gradients carry no loss scale now.
     """
 
     def __init__(self, rescales: bool, masters: MasterWeights) -> None:
@@ -104,6 +107,8 @@ class NativeCalls:
         self._masters = masters
         self._calls = "amp.scale_loss", "amp.step(optimizer)"
         self._pending: dict[int, Pending] = {}
+        self._optimizers: list[Optimizer] = []
+        self.unscaled: Callable[[Optimizer], bool] = _always
 
     def name_calls(self, scale_loss: str, step: str) -> None:
         """Name the calls that scale a loss and that step, for messages."""
@@ -213,7 +218,8 @@ class NativeCalls:
     # -- native calls --------------------------------------------------------------------------------------------
 
     def watch(self, optimizers: Sequence[Optimizer]) -> list[Callable[[], None]]:
-        """Detect native steps of ``optimizers``, and GradScalers beside the session; return what ends that."""
+        """Detect native steps of ``optimizers``, and torch's scaling and clipping; return what ends that."""
+        self._optimizers += optimizers
         steps = [optimizer.register_step_pre_hook(self._before_step).remove for optimizer in optimizers]
         return [*steps, watch_torch(self)] if steps else []
 
@@ -230,6 +236,25 @@ class NativeCalls:
                 f"session divides its gradients by the scale: leave the GradScaler out; amp.unscale(optimizer) and "
                 f"amp.clip_grad_norm(optimizer, ...) unscale, and {step} skips and updates the scale"
             )
+
+    def before_clip(self, call: str, params: Sequence[torch.Tensor]) -> None:
+        """Refuse to clip gradients that are scaled.
+
+        Raises:
+            StepOrderError: naming the session's call.
+        """
+        for optimizer in self.with_open_window(self._optimizers):
+            if not self.unscaled(optimizer) and self._clips(optimizer, params):
+                clip = call.rpartition(".")[2].rstrip("_")
+                raise errors.StepOrderError(
+                    f"{call}: gradients of this {type(optimizer).__name__} are multiplied by the loss scale until "
+                    f"{self._calls[1]}, and would be clipped so: call amp.{clip}(optimizer, ...) instead, or "
+                    "amp.unscale(optimizer) first"
+                )
+
+    def _clips(self, optimizer: Optimizer, params: Sequence[torch.Tensor]) -> bool:
+        held = {id(each) for param in parameters(optimizer) for each in (param, self._masters.model_param(param))}
+        return any(id(param) in held and param.grad is not None for param in params)
 
     def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if _stepping.optimizer is not optimizer and id(optimizer) in self._pending:
@@ -268,6 +293,10 @@ class NativeCalls:
         if not self._masters.in_use:
             return False
         return any(_not_zero(grad) for each in optimizers for grad in self._masters.model_grads(each))
+
+
+def _always(_optimizer: Optimizer) -> bool:
+    return True
 
 
 def _not_zero(grad: torch.Tensor) -> bool:

@@ -82,6 +82,10 @@ class Scaler(torch.amp.GradScaler):
             self._unscale(optimizer, record)
         return record.get("found")
 
+    def is_unscaled(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether the optimizer's gradients have been unscaled since its last step."""
+        return self._per_optimizer_states.get(id(optimizer), {}).get("stage") is OptState.UNSCALED
+
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the optimizer's gradients by the scale and note whether all were finite; once per step."""
         record = self._per_optimizer_states[id(optimizer)]

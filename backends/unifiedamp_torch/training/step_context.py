@@ -80,6 +80,8 @@ class StepContext:
         scaler = (
             Scaler(device, scaling, reads_without_sync, ranks, averages, agreement, loaded) if scaling.enabled else None
         )
+        if scaler is not None and scaling.scale_bounds != (1, 1):
+            native.unscaled = scaler.is_unscaled
         conditions = SkipConditions(device, ranks)
         steps = (
             PlainSteps(averages, conditions, reads_without_sync, agreement)
