@@ -109,7 +109,8 @@ def is_scaled(loss: torch.Tensor) -> bool:
     """Return whether a GradScaler has scaled a loss, also where it was divided or averaged since."""
     node = loss.grad_fn if _watched.scaled else None
     while node is not None:
-        if _SCALED in node.metadata:
+        marks: Any = node.metadata  # a dict, which torch declares as a method
+        if _SCALED in marks:
             return True
         before = [each for each, _ in node.next_functions if each is not None]
         node = before[0] if len(before) == 1 else None
