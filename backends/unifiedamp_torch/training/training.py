@@ -127,7 +127,7 @@ class TorchTraining(Training):
         return loss
 
     def unscale(self, optimizer: Optimizer) -> None:
-        self._flags.grad_enabled = torch.is_grad_enabled()
+        self._flags.save()
         if self._masters.in_use:
             self._masters.model_grads_to_master_grads(optimizer)
         self._drop_frozen(optimizer)
@@ -135,18 +135,18 @@ class TorchTraining(Training):
         self._steps.unscale(optimizer)
 
     def clip_grad_norm(self, optimizer: Optimizer, max_norm: float) -> torch.Tensor:
-        self._flags.grad_enabled = torch.is_grad_enabled()
+        self._flags.save()
         return clip_norm(optimizer, max_norm, self._reads_without_sync)
 
     def clip_grad_value(self, optimizer: Optimizer, clip_value: float) -> None:
-        self._flags.grad_enabled = torch.is_grad_enabled()
+        self._flags.save()
         gradients.clip_value(optimizer, clip_value)
 
     def gradients(self, optimizer: Optimizer) -> dict[str, torch.Tensor]:
         return self._prepared.gradients(optimizer)
 
     def step(self, optimizer: Optimizer, update_scale: bool) -> StepResult:
-        self._flags.grad_enabled = torch.is_grad_enabled()
+        self._flags.save()
         masters = self._masters if self._masters.in_use else None
         if masters is not None:
             masters.attach([optimizer])
