@@ -136,10 +136,11 @@ class TorchScaledLoss:
 
     def _differentiate(self, retain_graph: bool) -> None:
         inputs, differentiate = self._inputs, self._value.backward
-        if inputs is None or not recomputes_reentrantly(self._value):
+        if inputs is None or not (_are_sharded(inputs) or recomputes_reentrantly(self._value)):
             differentiate(retain_graph=retain_graph or None, inputs=inputs)  # type: ignore[no-untyped-call]  # torch's
             return
-        # torch takes no inputs there: it would refuse, or leave out what is recomputed before other parameters.
+        # torch takes no inputs there. FSDP2 differentiates other tensors, and reentrant checkpoints run a backward pass
+        # in this one: their parameters would get no gradients, or torch refuses.
         kept = [(param, param.grad) for param in self._context.others(inputs)]
         try:
             for param, _ in kept:
@@ -148,6 +149,10 @@ class TorchScaledLoss:
         finally:
             for param, grad in kept:
                 param.grad = grad
+
+
+def _are_sharded(params: Sequence[torch.Tensor]) -> bool:
+    return any(hasattr(param, "to_local") for param in params)
 
 
 def _graph_not_kept() -> errors.UnsupportedError:
