@@ -102,7 +102,8 @@ def device_row(device: torch.device, scope_device: bool) -> PlanRow:
 
 def _native_row() -> PlanRow:
     return PlanRow(
-        "native calls", "refused", "Tensor.register_hook on the unscaled loss, Optimizer.register_step_pre_hook",
+        "native calls", "refused",
+        "Tensor.register_hook on the unscaled loss, Optimizer.register_step_pre_hook, register_optimizer_step_pre_hook",
         note="loss.backward(), optimizer.step(), a GradScaler's calls and torch's clipping of scaled gradients while a "
         "scaled loss is pending; not seen: the backward pass of "
         "another loss after scaled_loss.backward(), and writes to .grad",

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 import torch.utils.checkpoint
 from torch.nn import functional
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 Attention = Callable[..., Any]
 """``torch.nn.functional.scaled_dot_product_attention``, or what stands for it."""
@@ -49,6 +50,9 @@ class NativeCallObserver(Protocol):
     def before_unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse ``scaler.unscale_(optimizer)`` of a ``torch.amp.GradScaler``, or do nothing."""
 
+    def before_any_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse ``optimizer.step()``, or do nothing."""
+
     def before_clip(self, call: str, params: Sequence[torch.Tensor]) -> None:
         """Refuse ``call``, which would clip the gradients of parameters, or do nothing."""
 
@@ -66,9 +70,11 @@ class _Watched:
         self.observers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.scaled = self.recomputed = False
         self._before: list[tuple[Any, str, Any]] = []
+        self._hook: Any = None
 
     def replace(self) -> None:
         if not self._before:
+            self._hook = register_optimizer_step_pre_hook(_before_step)
             self._put(Scaler, "scale", _marking(Scaler.scale))
             self._put(Scaler, "unscale_", _asking(Scaler.unscale_))
             self._put(Reentrant, "forward", staticmethod(_noting(Reentrant.forward)))
@@ -83,14 +89,17 @@ class _Watched:
     def restore(self) -> None:
         while self._before:
             setattr(*self._before.pop())
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
 
 _watched = _Watched()
 
 
 def watch_torch(observer: NativeCallObserver) -> Callable[[], None]:
-    """Let an observer refuse ``unscale_`` of GradScalers and torch's functions that clip, mark the losses that
-    GradScalers scale, and note reentrant checkpoints; return what ends that.
+    """Let an observer refuse ``unscale_`` of GradScalers, steps of optimizers and torch's functions that clip, mark the
+    losses that GradScalers scale, and note reentrant checkpoints; return what ends that.
 
     Scalers whose class has ``of_session`` are left alone.
     """
@@ -129,6 +138,12 @@ def recomputes_reentrantly(loss: torch.Tensor) -> bool:
             seen.add(node)
             waiting += [each for each, _ in node.next_functions]
     return False
+
+
+def _before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    if not torch.compiler.is_compiling():
+        for observer in list(_watched.observers):
+            observer.before_any_step(optimizer)
 
 
 def _marking(scale: Callable[..., Any]) -> Callable[..., Any]:

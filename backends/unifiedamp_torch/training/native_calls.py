@@ -25,6 +25,7 @@ from ..distributed.local_passes import accumulates
 from ..patches import watch_torch
 from .gradients import has_gradients, parameters
 from .master_weights import MasterWeights
+from .unprepared_optimizers import UnpreparedOptimizers
 
 Optimizer = torch.optim.Optimizer
 
@@ -99,6 +100,7 @@ class NativeCalls:
         masters: the session's.
 
     Attributes:
+        unprepared: optimizers beside the session.
         unscaled: returns whether an optimizer's gradients carry no loss scale now.
     """
 
@@ -108,6 +110,7 @@ class NativeCalls:
         self._calls = "amp.scale_loss", "amp.step(optimizer)"
         self._pending: dict[int, Pending] = {}
         self._optimizers: list[Optimizer] = []
+        self.unprepared = UnpreparedOptimizers()
         self.unscaled: Callable[[Optimizer], bool] = _always
 
     def name_calls(self, scale_loss: str, step: str) -> None:
@@ -236,6 +239,15 @@ class NativeCalls:
                 f"session divides its gradients by the scale: leave the GradScaler out; amp.unscale(optimizer) and "
                 f"amp.clip_grad_norm(optimizer, ...) unscale, and {step} skips and updates the scale"
             )
+
+    def before_any_step(self, optimizer: Optimizer) -> None:
+        """Refuse to step an optimizer that was not prepared, over scaled gradients.
+
+        Raises:
+            StepOrderError: naming it.
+        """
+        if self.rescales and _stepping.optimizer is not optimizer and optimizer not in self._optimizers:
+            self.unprepared.check(optimizer)
 
     def before_clip(self, call: str, params: Sequence[torch.Tensor]) -> None:
         """Refuse to clip gradients that are scaled.

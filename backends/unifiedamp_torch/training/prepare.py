@@ -105,6 +105,7 @@ class Preparation:
         prepared.models += new
         prepared.sparse.update(*map(sparse_weights, new))
         prepared.add(fresh)
+        self._native.unprepared.follow(new, prepared.without([]))
         self._undo += prepared.late.follow(new) + self._ranks.local_passes.follow(new)
         prepared.dtypes.follow(new, fresh)
         self._ranks.shards_wait &= len(prepared.optimizers) < 2

@@ -111,6 +111,8 @@ class TorchScaledLoss:
         try:
             recomputing.overrides = context.overrides()
             passes.running.add(key)
+            if context.native.rescales:
+                context.native.unprepared.before_backward()
             if context.switches is None:
                 self._differentiate(retain_graph)
             else:
@@ -126,6 +128,7 @@ class TorchScaledLoss:
             recomputing.overrides = before  # first: Python raises a signal's exception at a call
             passes.running.discard(key)
         context.local_passes.end_backward()
+        context.native.unprepared.after_backward()
         if self._first:
             context.native.differentiated(self._loss, self._optimizers)
         if context.masters.in_use:
