@@ -206,7 +206,7 @@ class Amp:
 
         ``scheduler.step()`` is called only after an applied step; finding out may synchronize with the device. Raises
         ``StepOrderError`` (no loss was scaled in this iteration, or a scheduler inside a compiled step),
-        ``LossScaleExhausted`` (too many skips in a row), and ``WrongObjectError`` for what is no scheduler.
+        ``LossScaleExhausted`` (too many skips in a row), and ``WrongObjectError`` for no or another one's scheduler.
         """
         return self._loop.step(optimizer, scheduler)
 

@@ -134,6 +134,7 @@ class TorchBackend(Backend):
     def explain(self) -> list[PlanRow]:
         prepared, options, shared = self._steps.prepared, self._options, self.compiler.why_uncompiled()
         rows = explain.rows(self.spec, options, self.device.native, self._regions.cache, prepared.optimizers, shared)
+        rows += explain.float64_rows(self.spec.policy, prepared.models)
         rows += rank_rows(self._steps.ranks, prepared.models, self.spec)
         if self.spec.policy.compute_dtype == "float8":
             least, emulate = options.float8_min_features, options.emulate or self.spec.policy.emulate

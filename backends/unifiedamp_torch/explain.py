@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
-from unifiedamp.backend import PlanRow, Policy, SessionSpec
+from unifiedamp.backend import PlanRow, Policy, SessionSpec, errors
 
 from .device.kinds import traits
 from .device.selection import dtype_support
 from .options import TorchOptions
 from .precision import emulation, operations
 from .precision.layers import rnns_need_float32
+from .training.prepare_checks import wide_parameters
 
 
 def rows(
@@ -58,6 +59,15 @@ def rows(
     return plan
 
 
+def float64_rows(policy: Policy, models: Iterable[torch.nn.Module]) -> list[PlanRow]:
+    """Return the row on parameters that a policy of fewer bits leaves in float64; none where there are none."""
+    wide, count = wide_parameters(models)
+    if not wide or (policy.compute_dtype == "float32" and not policy.layer_overrides):
+        return []
+    note = f"{len(wide)} of {count} ({errors.first_names(wide)}); float32 ones follow the policy"
+    return [PlanRow("float64 parameters", "float64", "autocast leaves float64 as it is", "no effect", note)]
+
+
 def _update_rows(policy: Policy) -> list[PlanRow]:
     """Return the rows on updates of bfloat16 parameters without master weights, and on moments."""
     rows = []
@@ -92,8 +102,10 @@ def device_row(device: torch.device, scope_device: bool) -> PlanRow:
 
 def _native_row() -> PlanRow:
     return PlanRow(
-        "native calls", "refused", "Tensor.register_hook on the unscaled loss, Optimizer.register_step_pre_hook",
-        note="loss.backward() and optimizer.step() while a scaled loss is pending; not seen: the backward pass of "
+        "native calls", "refused",
+        "Tensor.register_hook on the unscaled loss, Optimizer.register_step_pre_hook, register_optimizer_step_pre_hook",
+        note="loss.backward(), optimizer.step(), a GradScaler's calls and torch's clipping of scaled gradients while a "
+        "scaled loss is pending; not seen: the backward pass of "
         "another loss after scaled_loss.backward(), and writes to .grad",
     )  # fmt: skip
 

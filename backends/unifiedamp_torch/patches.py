@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
+import torch
+import torch.utils.checkpoint
 from torch.nn import functional
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 Attention = Callable[..., Any]
 """``torch.nn.functional.scaled_dot_product_attention``, or what stands for it."""
@@ -31,3 +36,154 @@ def replace_attention(count: Callable[..., Any]) -> Callable[[], None]:
 
     functional.scaled_dot_product_attention = attention
     return end
+
+
+Scaler = torch.amp.GradScaler
+Reentrant = torch.utils.checkpoint.CheckpointFunction
+CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
+_SCALED = "unifiedamp: scaled by a GradScaler"
+
+
+class NativeCallObserver(Protocol):
+    """What a session does about calls of torch's own beside it."""
+
+    def before_unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse ``scaler.unscale_(optimizer)`` of a ``torch.amp.GradScaler``, or do nothing."""
+
+    def before_any_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse ``optimizer.step()``, or do nothing."""
+
+    def before_clip(self, call: str, params: Sequence[torch.Tensor]) -> None:
+        """Refuse ``call``, which would clip the gradients of parameters, or do nothing."""
+
+
+class _Watched:
+    """Functions and methods of torch that are watched while sessions are in use.
+
+    Attributes:
+        observers: of all sessions that are in use.
+        scaled: some GradScaler has scaled a loss since.
+        recomputed: some reentrant checkpoint has run since.
+    """
+
+    def __init__(self) -> None:
+        self.observers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.scaled = self.recomputed = False
+        self._before: list[tuple[Any, str, Any]] = []
+        self._hook: Any = None
+
+    def replace(self) -> None:
+        if not self._before:
+            self._hook = register_optimizer_step_pre_hook(_before_step)
+            self._put(Scaler, "scale", _marking(Scaler.scale))
+            self._put(Scaler, "unscale_", _asking(Scaler.unscale_))
+            self._put(Reentrant, "forward", staticmethod(_noting(Reentrant.forward)))
+            for module in (torch.nn.utils, torch.nn.utils.clip_grad):
+                for name in CLIPPING:
+                    self._put(module, name, _clipping(getattr(module, name)))
+
+    def _put(self, owner: Any, name: str, method: Any) -> None:
+        self._before.append((owner, name, vars(owner)[name]))
+        setattr(owner, name, method)
+
+    def restore(self) -> None:
+        while self._before:
+            setattr(*self._before.pop())
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+
+_watched = _Watched()
+
+
+def watch_torch(observer: NativeCallObserver) -> Callable[[], None]:
+    """Let an observer refuse ``unscale_`` of GradScalers, steps of optimizers and torch's functions that clip, mark the
+    losses that GradScalers scale, and note reentrant checkpoints; return what ends that.
+
+    Scalers whose class has ``of_session`` are left alone.
+    """
+
+    def end() -> None:
+        _watched.observers.discard(observer)
+        if not _watched.observers:
+            _watched.restore()
+
+    _watched.observers.add(observer)
+    _watched.replace()
+    return end
+
+
+def is_scaled(loss: torch.Tensor) -> bool:
+    """Return whether a GradScaler has scaled a loss, also where it was divided or averaged since."""
+    node = loss.grad_fn if _watched.scaled else None
+    while node is not None:
+        marks: Any = node.metadata  # a dict, which torch declares as a method
+        if _SCALED in marks:
+            return True
+        before = [each for each, _ in node.next_functions if each is not None]
+        node = before[0] if len(before) == 1 else None
+    return False
+
+
+def recomputes_reentrantly(loss: torch.Tensor) -> bool:
+    """Return whether the backward pass of a loss runs another one, of ``checkpoint(..., use_reentrant=True)``."""
+    waiting: list[Any] = [loss.grad_fn] if _watched.recomputed else []
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            if node.name() == f"{Reentrant.__name__}Backward":
+                return True
+            seen.add(node)
+            waiting += [each for each, _ in node.next_functions]
+    return False
+
+
+def _before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    if not torch.compiler.is_compiling():
+        for observer in list(_watched.observers):
+            observer.before_any_step(optimizer)
+
+
+def _marking(scale: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(scale)
+    def marked(self: Any, outputs: Any) -> Any:
+        result = scale(self, outputs)
+        node = getattr(result, "grad_fn", None)
+        if node is not None and result is not outputs and not hasattr(self, "of_session"):
+            node.metadata[_SCALED] = _watched.scaled = True
+        return result
+
+    return marked
+
+
+def _asking(unscale: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(unscale)
+    def asked(self: Any, optimizer: Any) -> Any:
+        for observer in () if hasattr(self, "of_session") else list(_watched.observers):
+            observer.before_unscale(optimizer)
+        return unscale(self, optimizer)
+
+    return asked
+
+
+def _clipping(clip: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(clip)
+    def asked(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            for observer in list(_watched.observers):
+                observer.before_clip(f"torch.nn.utils.{clip.__name__}", parameters)
+        return clip(parameters, *args, **kwargs)
+
+    return asked
+
+
+def _noting(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def noted(*args: Any) -> Any:
+        _watched.recomputed = True
+        return forward(*args)
+
+    return noted

@@ -194,3 +194,11 @@ def test_a_checkpoint_without_a_scale_says_so(tmp_path):
     with_lightning(network(), None, path, 0, 3, True)
     with pytest.warns(ua.errors.StateWarning, match="no loss scale: the run goes on from 64"):
         with_lightning(network(), probes.session(loss_scale=GROWS), path, 3, 6, False)
+
+
+@pytest.mark.skipif("transformers" not in probes.HOSTS, reason="transformers is not installed")
+def test_hugging_faces_trainer_says_so_too(tmp_path):
+    with_transformers(network(), probes.session("mixed_float16", loss_scale=GROWS), tmp_path, 0, 3, True)
+    (tmp_path / "checkpoint-3" / "scaler.pt").unlink()
+    with pytest.warns(ua.errors.StateWarning, match="no loss scale: the run goes on from 64"):
+        with_transformers(network(), probes.session("mixed_float16", loss_scale=GROWS), tmp_path, 3, 6, False)

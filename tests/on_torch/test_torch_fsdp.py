@@ -44,6 +44,40 @@ def test_fsdp2_computes_under_the_policy(policy, dtype):
         assert answer == ([(dtype, dtype, False)], float32, {float32}, {float32})
 
 
+def adversaries(shard):
+    """The weights of a generator and a discriminator after steps on the ranks' rows, with an open window between."""
+    models = [mlp(seed) for seed in range(2)]
+    models[0][3] = torch.nn.Linear(16, 8)
+    for model in models if shard else ():
+        shard(model)
+    generator, critic = models
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.5) for model in models]
+    amp = session(loss_scale=64.0)
+    amp.prepare(*models, *optimizers)
+    x, _ = batch()
+    x = x.chunk(2)[dist.get_rank()] if shard else x
+    for _ in range(2):
+        amp.backward(lambda: critic(x).square().mean() - critic(generator(x).detach()).mean(), optimizers[1])
+        amp.backward(lambda: critic(generator(x)).mean(), optimizers[0])
+        for optimizer in optimizers:
+            assert amp.step(optimizer).applied
+    return [array.tolist() for model in models for array in amp.master_weights(model).values()]
+
+
+def sharded_adversaries(_rank):
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+    return adversaries(lambda model: fully_shard(model, mesh=mesh))
+
+
+def test_a_loss_trains_the_shards_of_the_optimizer_that_it_names_and_no_others():
+    expected = adversaries(None)
+    for weights in checked(run_ranks(sharded_adversaries)):
+        for found, value in zip(weights, expected, strict=True):
+            torch.testing.assert_close(torch.tensor(found), torch.tensor(value))
+
+
 def overridden(_rank, overrides):
     from torch.distributed.fsdp import fully_shard
 

@@ -269,3 +269,27 @@ def test_a_compiled_step_that_fails_leaves_gradients_on():
     with pytest.raises(KeyError):
         step(*batch(0))
     assert torch.is_grad_enabled()
+
+
+def test_steps_in_hooks_of_a_backward_pass_and_one_that_fails_leave_gradients_on():
+    """An optimizer for each parameter, stepped as soon as its gradient is there, where torch records none."""
+    amp, model, other = session(loss_scale=64.0), mlp(), mlp()
+    optimizers = {param: torch.optim.SGD([param], lr=0.1) for param in model.parameters()}
+    amp.prepare(model, *optimizers.values())
+
+    def end(param):
+        amp.step(optimizers[param])
+        if amp.applied_steps == 6:
+            raise Interrupted
+
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(end)
+    x, _ = batch()
+    amp.backward(lambda: model(x).square().mean(), list(optimizers.values()))
+    other(x).square().mean().backward()
+    for param, expected in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(param, expected - 0.1 * expected.grad)
+    found = process_wide()
+    with pytest.raises(Interrupted):
+        amp.backward(lambda: model(x).square().mean(), list(optimizers.values()))
+    assert process_wide() == found

@@ -64,7 +64,9 @@ def alone(rank, how, numbers):
 def test_a_state_that_one_rank_loads_is_refused_on_all(how, numbers):
     for said, same, applied, scale in checked(run_ranks(alone, how, numbers)):
         assert said.startswith("CheckpointError: amp.load_state_dict: rank 1 loaded a state (the present loss scale is")
-        assert "after the first step, and rank 0 did not" in said
+        loaded = {"scale": 8.0, "good_steps": 2} | numbers
+        assert f"is {loaded['scale']:g}, the number of good steps in a row is {loaded['good_steps']}," in said
+        assert "after the first step, and rank 0 did not: their" in said
         assert same
         assert (applied, scale) == (True, 4.0)
 

@@ -1,5 +1,7 @@
 """What ranks must not do, tried by two gloo processes: each is an error that names the object and what to do."""
 
+from datetime import timedelta
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,6 +9,7 @@ from loops import session
 from ranks import checked, run_ranks
 
 import unifiedamp as ua
+from unifiedamp_torch.distributed import step_counts
 
 
 def linear():
@@ -155,7 +158,41 @@ def wrapped_anew(rank):
     assert amp.applied_steps == 1
 
 
+def left_out(rank):
+    """Rank 1 makes three steps of eight."""
+    step_counts.PATIENCE = timedelta(seconds=0.5)
+    amp, model, optimizer = prepare(ddp(), loss_scale="none")
+    for index in range(8):
+        amp.backward(lambda: model(torch.ones(1, 2)).sum(), optimizer)
+        if not rank or index < 3:
+            amp.step(optimizer)
+
+
+def in_no_sync(once=False, **options):
+    """A whole step inside ``no_sync``, or the first of two micro-batches."""
+
+    def run(rank):
+        policy = "bfloat16" if options.get("master_weights") else "float32"
+        amp, model, optimizer = prepare(ddp(), policy=policy, **options)
+        before = [param.clone() for param in model.parameters()]
+        try:
+            with model.no_sync():
+                step(amp, model, optimizer)
+            if once:
+                step(amp, model, optimizer)
+        finally:
+            assert all(map(torch.equal, before, model.parameters()))
+
+    return run
+
+
 CASES = {
+    "no_sync": (in_no_sync(), "Linear ran inside no_sync() of its DistributedDataParallel"),
+    "no_sync without a scale": (in_no_sync(loss_scale="none"), "ran inside no_sync() of its DistributedDataParallel"),
+    "no_sync, master weights": (
+        in_no_sync(once=True, master_weights=True, accumulate_steps=2),
+        "amp.scale_loss with master weights: the last",
+    ),
     "added": (
         extended("added"),
         "'extra.bias' came into the model after DistributedDataParallel wrapped",
@@ -176,9 +213,29 @@ CASES = {
 }
 
 
+def own_windows(rank):
+    """A micro-batch inside ``no_sync`` and a last one outside, for one step: differentiated one by one, or together."""
+    amp, model, optimizer = prepare(ddp())
+    for together in (False, True):
+        with model.no_sync():
+            with amp.autocast():
+                first = model(torch.full((1, 2), 1.0 + rank)).sum()
+            if not together:
+                with amp.scale_loss(first, optimizer) as scaled_loss:
+                    scaled_loss.backward()
+        with amp.autocast():
+            last = model(torch.full((1, 2), 2.0)).sum()
+        with amp.scale_loss(first + last if together else last, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        assert amp.step(optimizer).applied
+    weight = [linear().weight - 0.1 * 2 * (1.5 + 2.0), model.module.weight]
+    torch.testing.assert_close(*weight)
+
+
 def refusals(rank):
     found = {}
-    for name, (case, _) in {**CASES, "wrapped anew": (wrapped_anew, "")}.items():
+    others = {"wrapped anew": wrapped_anew, "own windows": own_windows, "left out": left_out}
+    for name, case in {**{name: case for name, (case, _) in CASES.items()}, **others}.items():
         try:
             case(rank)
             found[name] = "nothing"
@@ -197,8 +254,19 @@ def refused():
 @pytest.mark.parametrize("name", CASES)
 def test_both_ranks_are_told(refused, name):
     for rank in refused:
-        assert rank[name].startswith(("PrepareError: amp.", "CheckpointError: Adam.load_state_dict"))
+        kinds = "PrepareError: amp.", "CheckpointError: Adam.load_state_dict", "StepOrderError: amp."
+        assert rank[name].startswith(kinds)
         assert CASES[name][1] in rank[name]
+
+
+def test_a_rank_that_leaves_steps_out_is_noticed(refused):
+    expected = "StepOrderError: amp.step: rank 0 has come to step 8, and rank 1 has not made 4 steps: "
+    assert refused[0]["left out"].startswith(expected)
+    assert refused[1]["left out"] == "nothing"
+
+
+def test_windows_of_the_users_own_train(refused):
+    assert [rank["own windows"] for rank in refused] == ["nothing", "nothing"]
 
 
 def test_a_model_that_is_wrapped_anew_trains(refused):

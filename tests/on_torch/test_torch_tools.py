@@ -157,6 +157,15 @@ def test_the_plan_names_the_native_calls():
     amp.close()
 
 
+@pytest.mark.parametrize(("policy", "rows"), [("mixed_bfloat16", 1), ("float32", 0)])
+def test_the_plan_lists_layers_in_float64(policy, rows):
+    amp, model = session(policy), mlp()
+    model[3].double()
+    amp.prepare(model)
+    found = [row for row in amp.explain() if row.setting == "float64 parameters"]
+    assert [row.note for row in found] == ["2 of 4 ('3.weight', '3.bias'); float32 ones follow the policy"] * rows
+
+
 def test_scope_sets_the_default_device_and_puts_it_back():
     amp = session()
     with torch.device("meta"):
@@ -212,6 +221,16 @@ def test_a_scheduler_that_wants_a_metric_is_refused_before_the_step():
         amp.step(optimizer, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
     assert torch.equal(model[0].weight, before)
     assert amp.step(optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1)).applied
+
+
+def test_a_scheduler_of_an_optimizer_that_was_replaced_is_refused():
+    amp, model = session(loss_scale=4.0), mlp()
+    earlier, now = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    model, now = amp.prepare(model, now)
+    amp.backward(lambda: model(torch.ones(1, 8)).sum(), now)
+    with pytest.raises(ua.WrongObjectError, match="this StepLR belongs to an optimizer that was not prepared, a SGD"):
+        amp.step(now, torch.optim.lr_scheduler.StepLR(earlier, 1))
+    assert amp.step(now, torch.optim.lr_scheduler.StepLR(now, 1)).applied
 
 
 def test_tensors_come_to_the_sessions_device():

@@ -108,8 +108,7 @@ class AmpMethods:
             load(input_dir, *args, **kwargs)
         finally:
             self.scaler = scaler
-        if self.amp.loss_scale_settings.enabled:
-            state.warn_lacking(self.amp, f"loss scale: the run goes on from {self.amp.loss_scale:g}")
+        state.warn_lacking_scale(self.amp)
 
     # -- one step ------------------------------------------------------------------------------------------------
 

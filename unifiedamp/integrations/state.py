@@ -47,5 +47,11 @@ def warn_lacking(amp: Amp, what: str) -> None:
     amp.backend.spec.warn(f"the checkpoint holds no {what}", StateWarning)
 
 
+def warn_lacking_scale(amp: Amp) -> None:
+    """Warn of a checkpoint without a loss scale; does nothing in a session that scales no loss."""
+    if amp.loss_scale_settings.enabled:
+        warn_lacking(amp, f"loss scale: the run goes on from {amp.loss_scale:g}")
+
+
 def _tensors(weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(value.copy()) for name, value in weights.items()}

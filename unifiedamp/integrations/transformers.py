@@ -8,6 +8,8 @@ trainer.train()
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import ConfigError, WrongObjectError
@@ -17,9 +19,11 @@ from .versions import require
 
 require("transformers", "4.49", "unifiedamp.integrations.transformers")
 
+from accelerate.utils import SCALER_NAME
 from transformers import Trainer
+from transformers.trainer_utils import get_last_checkpoint
 
-from . import accelerate
+from . import accelerate, state
 from .session_source import SessionSource, refuse_strategy
 
 __all__ = ["attach"]
@@ -55,7 +59,24 @@ def attach(trainer: TrainerType, session: Amp | Policy | str | None = None, **se
         accelerate.attach_source(trainer.accelerator, source)
 
     trainer.create_accelerator_and_postprocess = create_and_attach  # a hyperparameter search makes new ones
+    _warn_when_resumed(trainer)
     return trainer
+
+
+def _warn_when_resumed(trainer: Any) -> None:
+    """Make ``trainer.train`` warn of a checkpoint without a loss scale, which the trainer takes for a new start."""
+    train = trainer.train
+
+    @functools.wraps(train)
+    def train_and_warn(resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        path = (
+            get_last_checkpoint(trainer.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
+        )
+        if path and not (Path(path) / SCALER_NAME).exists():
+            state.warn_lacking_scale(trainer.accelerator.amp)
+        return train(resume_from_checkpoint, *args, **kwargs)
+
+    trainer.train = train_and_warn
 
 
 def _check(args: Any) -> None:

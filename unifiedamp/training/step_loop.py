@@ -114,7 +114,7 @@ class StepLoop:
         self.measure: StepMeasure | None = None
         schedule = backend.spec.schedule
         self.policies = None if schedule is None else ScheduledPolicy(backend, schedule, loss_scale, self._set_scale)
-        self._schedulers = SchedulerCheck(self.tracing)
+        self._schedulers = SchedulerCheck(self.tracing, lambda optimizer: id(optimizer) in self.order.slots)
         self._training.on_native_steps(
             self._after_native_steps, self.monitor.poll, lambda: self.monitor.hooks is not None
         )
@@ -185,7 +185,7 @@ class StepLoop:
         """See ``Amp.step``."""
         order, listener = self.order, self.listener
         if scheduler is not None:
-            self._schedulers.check(scheduler)
+            self._schedulers.check(scheduler, optimizer)
         if self.interruptions.unsettled:
             self.interruptions.settle()
         slot = order.begin_step(optimizer, "step")

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from unifiedamp.backend import ScaleState, SessionSpec, errors, rank_settings
 
 from .ranks import TrainingRanks
+from .step_counts import arrive, wait_for
 from .wrapped import groups_of, replicated
 
 NAMED = "backend_options={'torch': {'process_group': ...}}"
@@ -140,6 +141,9 @@ class Agreement:
         if self.checked:
             return
         if self._ranks.groups:
+            if self.name:
+                arrive(self.name, "first")
+                wait_for(self.name, "first", self.members, "waits in its first step, and", "come to one")
             self.check("amp.step")
         self.checked = True
 

@@ -42,6 +42,7 @@ class LoadedStates:
         self._ranks, self._agreement, self._scaled = ranks, agreement, scaled
         self.pending = self.alone = False
         self._count = self._skipped = 0
+        self._own: dict[str, str] = {}  # what was loaded last; a step that is skipped changes the scale
 
     def note(self, state: ScaleState) -> None:
         """Note that a state was loaded."""
@@ -63,6 +64,7 @@ class LoadedStates:
         self._count += 1
         self.pending, self.alone = False, False
         own, meeting = self._agreement.loaded(), self._meeting(self._count)
+        self._own = own
         meeting.post(own)
         if meeting.wait(PATIENCE if self._scaled else None):
             return
@@ -90,10 +92,10 @@ class LoadedStates:
     def _refuse(self) -> None:
         """Refuse to go on if this rank loaded and others did not, or the reverse."""
         if self.spoils():
-            self._meeting(self._count).refuse_absent(self._agreement.loaded())
+            self._meeting(self._count).refuse_absent(self._own)
         elif (meeting := self._meeting(self._count + 1)).given_up():
             self._count += 1  # so that the states loaded next are compared
-            meeting.refuse_given_up(self._agreement.loaded())
+            meeting.refuse_given_up()
 
     def _meeting(self, count: int) -> Meeting:
         return Meeting(f"unifiedamp/loaded/{self._agreement.name}/{count}", self._agreement.members)
@@ -148,7 +150,7 @@ class Meeting:
         return bool(self._store.check([self._unmet]))
 
     def refuse_absent(self, own: Mapping[str, str]) -> None:
-        """Refuse to go on where ranks have not loaded; ``own``: what this rank goes on from.
+        """Refuse to go on where ranks have not loaded; ``own``: what this rank loaded.
 
         Raises:
             CheckpointError: naming one.
@@ -157,14 +159,14 @@ class Meeting:
         if lacking:
             raise _loaded_alone(self._own, own, f"rank {lacking[0]} did not")
 
-    def refuse_given_up(self, own: Mapping[str, str]) -> None:
-        """Refuse to go on where a rank loaded and gave up waiting; ``own``: what this rank goes on from.
+    def refuse_given_up(self) -> None:
+        """Refuse to go on where a rank loaded and gave up waiting.
 
         Raises:
             CheckpointError: naming it.
         """
         rank, values = json.loads(self._store.get(self._unmet))
-        raise _loaded_alone(rank, values, f"rank {self._own} did not ({_shown(own)})")
+        raise _loaded_alone(rank, values, f"rank {self._own} did not")
 
 
 def _loaded_alone(rank: int, values: Mapping[str, str], other: str) -> errors.CheckpointError:

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from unifiedamp.backend import errors
 
+from .local_passes import LocalPasses
 from .reduction import gives_ranks_the_same, refuse_feedback
 from .shard_windows import ShardWindows
 from .wrapped import groups_of, is_joining, reduced_parameters, replicated, world_size
@@ -30,12 +31,14 @@ class TrainingRanks:
 
     Attributes:
         named: as given.
+        local_passes: backward passes whose gradients were not reduced.
         shards_wait: whether sharded models reduce once per window too. Their gradients are whole until then, so those
             of one optimizer cannot be told from another's, and captured graphs do not hold them.
     """
 
     def __init__(self, named: NamedGroup = None, shards_wait: bool = True) -> None:
         self.named, self.shards_wait = named, shards_wait
+        self.local_passes = LocalPasses()
         self._groups: list[Any] | None = None
         self._copies: list[DistributedDataParallel] = []
         self._reduced: set[int] = set()
@@ -101,6 +104,11 @@ class TrainingRanks:
             refuse_feedback(model)  # of hooks that came after prepare
         return known[1] and all(map(gives_ranks_the_same, self._copies))
 
+    @property
+    def joining(self) -> bool:
+        """Whether a model is in ``Join``, where ranks that have run out of inputs make no steps."""
+        return any(map(is_joining, self._copies))
+
     def refuse_joining(self, why: str, instead: str = "") -> None:
         """Refuse a step in ``Join``, where a rank that has run out of inputs makes none.
 
@@ -111,7 +119,7 @@ class TrainingRanks:
         Raises:
             UnsupportedError: a model is in ``Join``.
         """
-        if any(map(is_joining, self._copies)):
+        if self.joining:
             raise errors.UnsupportedError(
                 "amp.step: DistributedDataParallel is in torch's Join, where a rank that has run out of inputs makes "
                 f"no steps, and {why}; give all ranks equally many batches{instead}"

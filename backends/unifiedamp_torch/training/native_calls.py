@@ -1,4 +1,5 @@
-"""Refuses ``loss.backward()`` and ``optimizer.step()`` beside the session's calls while a scaled loss is pending.
+"""Refuses ``loss.backward()``, ``optimizer.step()``, ``GradScaler.unscale_`` and the clipping of scaled gradients
+beside the session's calls while a scaled loss is pending.
 
 Either would train on gradients of the wrong size. The first is detected by gradients that exist before the first scaled
 loss is differentiated; afterwards that loss's ``backward`` refuses, and further losses have a hook that fires when a
@@ -16,13 +17,15 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
-from torch.autograd.graph import get_gradient_edge
 
 from unifiedamp.backend import errors
 
 from ..device.kinds import traits
+from ..distributed.local_passes import accumulates
+from ..patches import watch_torch
 from .gradients import has_gradients, parameters
 from .master_weights import MasterWeights
+from .unprepared_optimizers import UnpreparedOptimizers
 
 Optimizer = torch.optim.Optimizer
 
@@ -95,6 +98,10 @@ class NativeCalls:
     Args:
         rescales: the session's gradients have another size than the unscaled loss's: a scale, or a window's mean.
         masters: the session's.
+
+    Attributes:
+        unprepared: optimizers beside the session.
+        unscaled: returns whether an optimizer's gradients carry no loss scale now.
     """
 
     def __init__(self, rescales: bool, masters: MasterWeights) -> None:
@@ -102,6 +109,9 @@ class NativeCalls:
         self._masters = masters
         self._calls = "amp.scale_loss", "amp.step(optimizer)"
         self._pending: dict[int, Pending] = {}
+        self._optimizers: list[Optimizer] = []
+        self.unprepared = UnpreparedOptimizers()
+        self.unscaled: Callable[[Optimizer], bool] = _always
 
     def name_calls(self, scale_loss: str, step: str) -> None:
         """Name the calls that scale a loss and that step, for messages."""
@@ -211,8 +221,52 @@ class NativeCalls:
     # -- native calls --------------------------------------------------------------------------------------------
 
     def watch(self, optimizers: Sequence[Optimizer]) -> list[Callable[[], None]]:
-        """Detect native steps of ``optimizers``; return what ends that."""
-        return [optimizer.register_step_pre_hook(self._before_step).remove for optimizer in optimizers]
+        """Detect native steps of ``optimizers``, and torch's scaling and clipping; return what ends that."""
+        self._optimizers += optimizers
+        steps = [optimizer.register_step_pre_hook(self._before_step).remove for optimizer in optimizers]
+        return [*steps, watch_torch(self)] if steps else []
+
+    def before_unscale(self, optimizer: Optimizer) -> None:
+        """Refuse to unscale gradients that are this session's.
+
+        Raises:
+            StepOrderError: a loss was scaled for the optimizer.
+        """
+        if id(optimizer) in self._pending:
+            name, (scale_loss, step) = type(optimizer).__name__, self._calls
+            raise errors.StepOrderError(
+                f"torch.amp.GradScaler.unscale_({name}): a loss was scaled for this optimizer by {scale_loss}, and the "
+                f"session divides its gradients by the scale: leave the GradScaler out; amp.unscale(optimizer) and "
+                f"amp.clip_grad_norm(optimizer, ...) unscale, and {step} skips and updates the scale"
+            )
+
+    def before_any_step(self, optimizer: Optimizer) -> None:
+        """Refuse to step an optimizer that was not prepared, over scaled gradients.
+
+        Raises:
+            StepOrderError: naming it.
+        """
+        if self.rescales and _stepping.optimizer is not optimizer and optimizer not in self._optimizers:
+            self.unprepared.check(optimizer)
+
+    def before_clip(self, call: str, params: Sequence[torch.Tensor]) -> None:
+        """Refuse to clip gradients that are scaled.
+
+        Raises:
+            StepOrderError: naming the session's call.
+        """
+        for optimizer in self.with_open_window(self._optimizers):
+            if not self.unscaled(optimizer) and self._clips(optimizer, params):
+                clip = call.rpartition(".")[2].rstrip("_")
+                raise errors.StepOrderError(
+                    f"{call}: gradients of this {type(optimizer).__name__} are multiplied by the loss scale until "
+                    f"{self._calls[1]}, and would be clipped so: call amp.{clip}(optimizer, ...) instead, or "
+                    "amp.unscale(optimizer) first"
+                )
+
+    def _clips(self, optimizer: Optimizer, params: Sequence[torch.Tensor]) -> bool:
+        held = {id(each) for param in parameters(optimizer) for each in (param, self._masters.model_param(param))}
+        return any(id(param) in held and param.grad is not None for param in params)
 
     def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if _stepping.optimizer is not optimizer and id(optimizer) in self._pending:
@@ -225,7 +279,7 @@ class NativeCalls:
     def _on_unscaled(self, optimizers: Sequence[Optimizer], _: torch.Tensor) -> None:
         if passes.running or torch._C._current_graph_task_id() in passes.by_hand:
             return
-        if any(_accumulates(self._masters.model_param(param)) for each in optimizers for param in parameters(each)):
+        if any(accumulates(self._masters.model_param(param)) for each in optimizers for param in parameters(each)):
             raise self._refused(optimizers)
 
     def _refuse(self, optimizers: Sequence[Optimizer], *_: Any, **__: Any) -> NoReturn:
@@ -253,6 +307,10 @@ class NativeCalls:
         return any(_not_zero(grad) for each in optimizers for grad in self._masters.model_grads(each))
 
 
+def _always(_optimizer: Optimizer) -> bool:
+    return True
+
+
 def _not_zero(grad: torch.Tensor) -> bool:
     """Return whether a gradient is more than what ``zero_grad(set_to_none=False)`` leaves; waits for the device."""
     if traits(grad.device).captures_graphs and torch.cuda.is_current_stream_capturing():
@@ -261,15 +319,3 @@ def _not_zero(grad: torch.Tensor) -> bool:
         return grad._nnz() > 0
     local = grad.to_local() if hasattr(grad, "to_local") else grad
     return bool(local.any())
-
-
-def _accumulates(param: torch.Tensor) -> bool:
-    """Return whether the running backward pass adds to ``param.grad``; ``torch.autograd.grad`` does not."""
-    if not param.requires_grad:
-        return False
-    if hasattr(param, "to_local"):
-        return True  # FSDP differentiates other tensors in its place
-    try:
-        return bool(torch._C._will_engine_execute_node(get_gradient_edge(param).node))
-    except RuntimeError:
-        return False

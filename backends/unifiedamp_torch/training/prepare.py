@@ -105,7 +105,8 @@ class Preparation:
         prepared.models += new
         prepared.sparse.update(*map(sparse_weights, new))
         prepared.add(fresh)
-        self._undo += prepared.late.follow(new)
+        self._native.unprepared.follow(new, prepared.without([]))
+        self._undo += prepared.late.follow(new) + self._ranks.local_passes.follow(new)
         prepared.dtypes.follow(new, fresh)
         self._ranks.shards_wait &= len(prepared.optimizers) < 2
         self._undo += self._native.watch(fresh) + prepared.updates.watch(fresh) + self._float8_state.watch(fresh)
@@ -126,6 +127,7 @@ class Preparation:
         wide = spec.master_weights or bool(spec.policy.update)
         checks.check_fused(optimizers, "float32" if wide else spec.policy.param_dtype, self._device.type)
         checks.check_dtypes(new, spec.policy, spec.loss_scale.enabled, wide)
+        checks.warn_float64(new, spec)
         names = prepared.names.with_models(new)
         checks.check_owned(optimizers, names, prepared.masters.model_param)
         checks.check_trainable(optimizers, lambda param: names.of(prepared.masters.model_param(param)))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
-from unifiedamp.backend import Policy, errors
+from unifiedamp.backend import Policy, SessionSpec, errors
 
 from ..device.kinds import traits
 from ..distributed.wrapped import wrapped_by
@@ -172,3 +172,27 @@ def check_dtypes(models: Sequence[torch.nn.Module], policy: Policy, scaling: boo
         f"parameters stay float32 and autocast makes the {policy.compute_dtype} copies: load the model in float32 "
         f"(model.float()), or use policy {dtype!r}"
     )
+
+
+def wide_parameters(models: Iterable[torch.nn.Module]) -> tuple[list[str], int]:
+    """Return the names of the parameters in float64, and the number of all floating-point parameters."""
+    named = [(name, param.dtype) for model in models for name, param in model.named_parameters()]
+    floating = [(name, dtype) for name, dtype in named if dtype.is_floating_point]
+    return [plain_name(name) for name, dtype in floating if dtype is torch.float64], len(floating)
+
+
+def warn_float64(models: Sequence[torch.nn.Module], spec: SessionSpec) -> None:
+    """Warn of models in float64 under a policy of fewer bits, which autocast leaves as they are.
+
+    Single layers in float64 are left so on purpose, and ``amp.explain()`` lists them.
+    """
+    low = [policy for policy in spec.policies if policy.compute_dtype != "float32" or policy.layer_overrides]
+    for model in models if low else ():
+        wide, count = wide_parameters([model])
+        if wide and len(wide) == count:
+            spec.warn(
+                f"amp.prepare: all {count} parameters of {type(model).__name__} are float64, and policy "
+                f"{str(low[0])!r} has no effect on them: autocast and the policy's casts leave float64 as it is, so "
+                "the model computes in float64; call model.float() before you make the optimizer",
+                errors.PolicyWarning,
+            )

@@ -71,6 +71,12 @@ class PreparedObjects:
         params = [self.masters.model_param(param) for each in optimizers for param in parameters(each)]
         return [param for param in params if param.requires_grad] + self.late.trainable()
 
+    def without(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the parameters that optimizers train, but for ``inputs``."""
+        kept = {id(param) for param in inputs}
+        trained = [self.masters.model_param(param) for each in self.optimizers for param in parameters(each)]
+        return [param for param in trained if id(param) not in kept]
+
     def add(self, optimizers: Sequence[Optimizer]) -> None:
         """Add further optimizers."""
         for optimizer in optimizers:

@@ -9,7 +9,10 @@ import torch
 
 from unifiedamp.backend import Switches, errors
 
+from ..distributed.local_passes import LocalPasses
+from ..patches import is_scaled, recomputes_reentrantly
 from ..precision.autocast import recomputing
+from .gradients import parameters
 from .master_weights import MasterWeights
 from .native_calls import NativeCalls, note_pass, passes
 from .thread_flags import ThreadFlags
@@ -27,6 +30,8 @@ class BackwardContext:
         flags: the session's.
         overrides: returns the session's op overrides.
         switches: held during backward passes; None for none.
+        local_passes: those whose gradients were not reduced.
+        others: returns the parameters that optimizers train, but for those that it is given.
     """
 
     native: NativeCalls
@@ -34,6 +39,8 @@ class BackwardContext:
     flags: ThreadFlags
     overrides: Callable[[], Mapping[str, str]]
     switches: Switches | None
+    local_passes: LocalPasses
+    others: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 class TorchScaledLoss:
@@ -104,12 +111,13 @@ class TorchScaledLoss:
         try:
             recomputing.overrides = context.overrides()
             passes.running.add(key)
-            differentiate: Callable[..., None] = self._value.backward
+            if context.native.rescales:
+                context.native.unprepared.before_backward()
             if context.switches is None:
-                differentiate(retain_graph=retain_graph or None, inputs=self._inputs)
+                self._differentiate(retain_graph)
             else:
                 with context.switches:
-                    differentiate(retain_graph=retain_graph or None, inputs=self._inputs)
+                    self._differentiate(retain_graph)
         except RuntimeError as error:
             if retain_graph and "donated buffers" in str(error):
                 raise _graph_not_kept() from error
@@ -119,11 +127,35 @@ class TorchScaledLoss:
         finally:
             recomputing.overrides = before  # first: Python raises a signal's exception at a call
             passes.running.discard(key)
+        context.local_passes.end_backward()
+        context.native.unprepared.after_backward()
         if self._first:
             context.native.differentiated(self._loss, self._optimizers)
         if context.masters.in_use:
             for optimizer in self._optimizers:
+                params = map(context.masters.model_param, parameters(optimizer))
+                context.local_passes.check(params, "amp.scale_loss with master weights")
                 context.masters.model_grads_to_master_grads(optimizer)
+
+    def _differentiate(self, retain_graph: bool) -> None:
+        inputs, differentiate = self._inputs, self._value.backward
+        if inputs is None or not (_are_sharded(inputs) or recomputes_reentrantly(self._value)):
+            differentiate(retain_graph=retain_graph or None, inputs=inputs)  # type: ignore[no-untyped-call]  # torch's
+            return
+        # torch takes no inputs there. FSDP2 differentiates other tensors, and reentrant checkpoints run a backward pass
+        # in this one: their parameters would get no gradients, or torch refuses.
+        kept = [(param, param.grad) for param in self._context.others(inputs)]
+        try:
+            for param, _ in kept:
+                param.grad = None
+            differentiate(retain_graph=retain_graph or None)  # type: ignore[no-untyped-call]  # likewise
+        finally:
+            for param, grad in kept:
+                param.grad = grad
+
+
+def _are_sharded(params: Sequence[torch.Tensor]) -> bool:
+    return any(hasattr(param, "to_local") for param in params)
 
 
 def _graph_not_kept() -> errors.UnsupportedError:
@@ -145,7 +177,7 @@ def checked_loss(loss: object) -> torch.Tensor:
     """Return ``loss`` in float32.
 
     Raises:
-        LossError: not a tensor, not a scalar, complex, or not connected to any parameter.
+        LossError: not a tensor, not a scalar, complex, not connected to any parameter, or scaled already.
     """
     if not isinstance(loss, torch.Tensor):
         raise errors.LossError(f"amp.scale_loss: the loss must be a torch.Tensor, got {type(loss).__name__}")
@@ -162,5 +194,10 @@ def checked_loss(loss: object) -> torch.Tensor:
         raise errors.LossError(
             "amp.scale_loss: the loss is not connected to any parameter (it has no grad_fn): it was computed under "
             "torch.no_grad() or amp.inference(), detached, or all parameters are frozen"
+        )
+    if is_scaled(loss):
+        raise errors.LossError(
+            "amp.scale_loss: a torch.amp.GradScaler has scaled this loss already, and the session would scale it "
+            "again: pass the loss itself, and leave scaler.scale, scaler.step and scaler.update out"
         )
     return loss.float()

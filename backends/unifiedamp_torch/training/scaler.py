@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.amp.grad_scaler import OptState
@@ -38,9 +38,12 @@ class Scaler(torch.amp.GradScaler):
         loaded: compares the states that ranks load later; None for none.
 
     Attributes:
+        of_session: it is one's, see ``patches.watch_torch``.
         scale_tensor: the scale, a float32 scalar on the device.
         state: the scale and its counters.
     """
+
+    of_session: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -78,6 +81,10 @@ class Scaler(torch.amp.GradScaler):
         if record["stage"] is not OptState.UNSCALED:
             self._unscale(optimizer, record)
         return record.get("found")
+
+    def is_unscaled(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether the optimizer's gradients have been unscaled since its last step."""
+        return self._per_optimizer_states.get(id(optimizer), {}).get("stage") is OptState.UNSCALED
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the optimizer's gradients by the scale and note whether all were finite; once per step."""

@@ -8,9 +8,11 @@ import torch
 
 from unifiedamp.backend import SessionSpec
 
+from ..device.kinds import traits
 from ..distributed.agreement import Agreement
 from ..distributed.loaded import LoadedStates
 from ..distributed.ranks import TrainingRanks
+from ..distributed.step_counts import StepCounts
 from ..precision.float8_state import Float8State
 from .ema import MovingAverages
 from .native_calls import NativeCalls
@@ -41,6 +43,7 @@ class StepContext:
         steps: the optimizer steps.
         scaler: the loss scaler; None without loss scaling.
         float8: what float8 layers keep from one pass to the next.
+        counts: the ranks' steps.
     """
 
     prepared: PreparedObjects
@@ -55,6 +58,7 @@ class StepContext:
     steps: Steps
     scaler: Scaler | None
     float8: Float8State
+    counts: StepCounts
 
     @classmethod
     def create(
@@ -76,6 +80,8 @@ class StepContext:
         scaler = (
             Scaler(device, scaling, reads_without_sync, ranks, averages, agreement, loaded) if scaling.enabled else None
         )
+        if scaler is not None and scaling.scale_bounds != (1, 1):
+            native.unscaled = scaler.is_unscaled
         conditions = SkipConditions(device, ranks)
         steps = (
             PlainSteps(averages, conditions, reads_without_sync, agreement)
@@ -94,4 +100,7 @@ class StepContext:
             gathers=float8_all_gather and len(spec.policies) == 1,
         )
         flags = ThreadFlags(device.type)
-        return cls(prepared, ranks, agreement, loaded, native, flags, loss, reports, averages, steps, scaler, float8)
+        counts = StepCounts(not traits(device).captures_graphs)
+        return cls(
+            prepared, ranks, agreement, loaded, native, flags, loss, reports, averages, steps, scaler, float8, counts
+        )

@@ -23,6 +23,11 @@ class ThreadFlags:
         self.grad_enabled = True
         self.regions: ThreadState | None = None
 
+    def save(self) -> None:
+        """Save whether gradients are recorded; the hooks of a backward pass, where none are, leave what it found."""
+        if torch._C._current_graph_task_id() == -1:
+            self.grad_enabled = torch.is_grad_enabled()
+
     def save_with_regions(self) -> ThreadState:
         """Save the present state, for a call that enters regions; return it."""
         self.regions = found = ThreadState.read(self._device_type)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -59,12 +59,18 @@ class TorchTraining(Training):
         self._spec, self._preparation, self._precision = spec, preparation, precision
         self._reads_without_sync = reads_without_sync
         self._prepared, self._masters = context.prepared, context.prepared.masters
-        self._ranks = context.ranks
+        self._ranks, self._agreement, self._counts = context.ranks, context.agreement, context.counts
         self._native, self._flags, self._steps = context.native, context.flags, context.steps
         self._scaler, self._loaded = context.scaler, context.loaded
         self._loss, self._reports = context.loss, context.reports
         self._backward_context = BackwardContext(
-            context.native, self._masters, context.flags, lambda: op_choices(spec.policy), switches or None
+            context.native,
+            self._masters,
+            context.flags,
+            lambda: op_choices(spec.policy),
+            switches or None,
+            self._ranks.local_passes,
+            self._prepared.without,
         )
 
     # -- setting up ----------------------------------------------------------------------------------------------
@@ -121,36 +127,38 @@ class TorchTraining(Training):
         return loss
 
     def unscale(self, optimizer: Optimizer) -> None:
-        self._flags.grad_enabled = torch.is_grad_enabled()
+        self._flags.save()
         if self._masters.in_use:
             self._masters.model_grads_to_master_grads(optimizer)
         self._drop_frozen(optimizer)
-        self._native.check(optimizer, "unscale")
+        self._check_gradients(optimizer, "unscale")
         self._steps.unscale(optimizer)
 
     def clip_grad_norm(self, optimizer: Optimizer, max_norm: float) -> torch.Tensor:
-        self._flags.grad_enabled = torch.is_grad_enabled()
+        self._flags.save()
         return clip_norm(optimizer, max_norm, self._reads_without_sync)
 
     def clip_grad_value(self, optimizer: Optimizer, clip_value: float) -> None:
-        self._flags.grad_enabled = torch.is_grad_enabled()
+        self._flags.save()
         gradients.clip_value(optimizer, clip_value)
 
     def gradients(self, optimizer: Optimizer) -> dict[str, torch.Tensor]:
         return self._prepared.gradients(optimizer)
 
     def step(self, optimizer: Optimizer, update_scale: bool) -> StepResult:
-        self._flags.grad_enabled = torch.is_grad_enabled()
+        self._flags.save()
         masters = self._masters if self._masters.in_use else None
         if masters is not None:
             masters.attach([optimizer])
             masters.model_grads_to_master_grads(optimizer)
         self._drop_frozen(optimizer)
-        self._native.check(optimizer, "step")
+        self._check_gradients(optimizer, "step")
         self._prepared.late.check(optimizer)
         self._prepared.dtypes.check(optimizer)
         if masters is not None:
             masters.begin_update(optimizer)
+        if self._agreement.name and not self._ranks.joining:
+            self._counts.note(self._agreement.name, self._agreement.members)
         outcome = self._steps.step(optimizer, update_scale)
         if masters is not None:
             masters.master_params_to_model_params()
@@ -160,6 +168,14 @@ class TorchTraining(Training):
         self._native.end(optimizer)
         self._loss.end()
         return self._no_gradients(optimizer) if outcome is None else outcome
+
+    def _check_gradients(self, optimizer: Optimizer, call: str) -> None:
+        """Refuse gradients that came from no scaled loss, or that were not reduced."""
+        self._native.check(optimizer, call)
+        self._ranks.local_passes.check(self._model_params(optimizer), f"amp.{call}")
+
+    def _model_params(self, optimizer: Optimizer) -> Iterator[torch.Tensor]:
+        return map(self._masters.model_param, gradients.parameters(optimizer))
 
     def _drop_frozen(self, optimizer: Optimizer) -> None:
         """Drop what earlier micro-batches gave to parameters that were frozen since: it is no mean of the window."""
@@ -201,6 +217,7 @@ class TorchTraining(Training):
     def _drop_window(self, optimizer: Optimizer) -> None:
         self._masters.zero_model_grads(optimizer)
         self._ranks.drop_unreduced(gradients.parameters(optimizer))
+        self._ranks.local_passes.forget(self._model_params(optimizer))
         self._steps.zero_grad(optimizer)
         self._native.end(optimizer)
         self._loss.end()

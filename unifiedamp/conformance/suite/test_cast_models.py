@@ -1,5 +1,7 @@
 """A model whose parameters are cast after ``amp.prepare`` is refused: its optimizer and policy are made for others."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -64,3 +66,17 @@ def test_a_model_in_float64_trains_in_float64(harness, form):
         step(amp.to_native(gradient, dtype="float64"))
     moved = np.concatenate(list(harness.parameters(net).values())) - [1.0, 2.0]
     assert np.array_equal(np.round(moved / -gradient, 3), [1.0, 1.0])
+
+
+def test_a_model_in_float64_is_not_taken_in_silence_for_one_in_fewer_bits(harness):
+    """No framework casts it: it is refused, or the user is told that the policy has no effect."""
+    amp, net = session(harness, "eager", "mixed_bfloat16"), harness.probe([1.0, 2.0])
+    harness.cast_model(net, "float64")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            amp.prepare(net, harness.sgd([net], 0.5))
+            said = " ".join(str(each.message) for each in caught if issubclass(each.category, ua.PolicyWarning))
+        except ua.ParamDtypeError as error:
+            said = str(error)
+    assert "float64" in said
