@@ -90,6 +90,7 @@ def test_a_layer_keeps_the_dtype_that_its_author_chose(harness, form):
     np.testing.assert_allclose(after[SIZE].ravel(), bias - expected.sum(0) * 2 / expected.size, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*float64:unifiedamp.PolicyWarning")  # the policy has no effect on all of it
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_layers_in_float64_stay(harness, form, policy):
     """No policy names float64: the layer computes in it inside regions too. The answer may be rounded to float32."""
