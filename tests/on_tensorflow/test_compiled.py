@@ -280,3 +280,18 @@ def test_micro_batches_in_what_is_traced_once_are_refused(place):
 
     unrolled(*batch())
     assert int(optimizer.iterations.numpy()) == 2
+
+
+def test_averages_in_a_loop_over_a_dataset_are_refused():
+    """TensorFlow does not wait for all that an iteration does: weights came out wrong at times."""
+    amp, model, optimizer = prepared("float32", loss_scale=SCALE)
+    amp.ema(model, 0.5)
+
+    @amp.compile
+    def step(dataset):
+        for rows, targets in dataset:
+            amp.backward(lambda: mean_square(model(rows), targets), optimizer)  # noqa: B023
+            amp.step(optimizer)
+
+    with pytest.raises(ua.UnsupportedError, match="loop over the dataset outside"):
+        step(tf.data.Dataset.from_tensors(batch()).repeat(2))
