@@ -282,10 +282,12 @@ def test_micro_batches_in_what_is_traced_once_are_refused(place):
     assert int(optimizer.iterations.numpy()) == 2
 
 
-def test_averages_in_a_loop_over_a_dataset_are_refused():
+@pytest.mark.parametrize("scale", [SCALE, "none"], ids=["scaled", "averaged"])
+def test_scales_and_averages_in_a_loop_over_a_dataset_are_refused(scale):
     """TensorFlow does not wait for all that an iteration does: weights came out wrong at times."""
-    amp, model, optimizer = prepared("float32", loss_scale=SCALE)
-    amp.ema(model, 0.5)
+    amp, model, optimizer = prepared("float32", loss_scale=scale)
+    if scale == "none":
+        amp.ema(model, 0.5)
 
     @amp.compile
     def step(dataset):
