@@ -115,8 +115,8 @@ class TensorFlowTraining(Training):
         tracing = self._losses.tracing
         if self.scaler is not None and in_dataset_loop():
             raise errors.UnsupportedError(
-                "amp.step: a loop over a tf.data.Dataset inside a compiled step does not wait for all that a step under "
-                "a loss scale does; loop over the dataset outside of the step"
+                "amp.step: a loop over a tf.data.Dataset inside a compiled step does not wait for all that a step "
+                "under a loss scale does; loop over the dataset outside of the step"
             )
         if self._spec.schedule is not None and tracing.depth and tracing.runs_once():
             raise errors.UnsupportedError(
