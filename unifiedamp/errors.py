@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 
 class AmpError(Exception):
     """Base class of every error that unifiedamp raises on purpose."""
+
+    # Not a builtin base's: what re-raises errors of rewritten code keeps the classes whose constructor this is.
+    if not TYPE_CHECKING:
+        __init__ = Exception.__init__
 
 
 class ConfigError(AmpError, ValueError):

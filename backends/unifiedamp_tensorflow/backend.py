@@ -57,6 +57,7 @@ from .training.step_tracing import StepTracing
 from .training.steps import Steps
 from .training.training import TensorFlowTraining
 from .training.weight_updates_role import TensorFlowWeightUpdates
+from .training.wide_params import float64_rows
 
 FIXED = "the graph rewrite converts a graph once, by one policy; mode='keras' can change it"
 
@@ -95,7 +96,7 @@ class TensorFlowBackend(Backend):
         )
         compiling = CompileContext(spec, mode, tuner.switches, distributed, prepared, recorder, tracing)
 
-        self._preparation = preparation
+        self._preparation, self._prepared = preparation, prepared
         self.device, self.precision, self.tuner, self.distributed = device, precision, tuner, distributed
         self.training = TensorFlowTraining(spec, precision, prepared, preparation, losses, steps, native_steps, scaling)
         self.amax_history = scaling
@@ -142,7 +143,10 @@ class TensorFlowBackend(Backend):
 
     def explain(self) -> list[PlanRow]:
         """Return the plan; under ``mode="graph_rewrite"`` a small graph is converted to see the effect."""
-        rows = self.distributed.rows(self.spec.reduce_dtype)
+        rows = [
+            *float64_rows(self._prepared.models, self.spec),
+            *self.distributed.rows(self.spec.reduce_dtype),
+        ]
         return [*self._mode.explain(), *plan_rows(self.spec, self._info), *rows]
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ a layer's class                :func:`set_class`                           :func
 a layer's dtype policy         :func:`set_dtype_policy`                    :class:`PolicyChanges`
 attributes of one object       :func:`attributes`                          leaving the context
 variables of an optimizer      :func:`track`                               never: they are part of its state
+a number of an optimizer       :func:`set_number`                          never: another object counts it from there on
 the mark of a wrapper          :func:`forget_wrapper`                      never: wrapping the optimizer sets it again
 gradient sums of Keras 3       :func:`gradients_summed_already`            leaving the context
 methods of one object          :func:`override`                            the function that it returns
@@ -105,6 +106,11 @@ def attributes(obj: object, **values: Any) -> Iterator[None]:
 def track(optimizer: Optimizer, name: str, variables: Sequence[Variable]) -> None:
     """Keep variables as an attribute of an optimizer, where Keras's checkpoints find them; stays."""
     setattr(optimizer, name, list(variables))
+
+
+def set_number(optimizer: Optimizer, name: str, value: object) -> None:
+    """Have ``value`` count in place of a Python number of an optimizer; stays."""
+    setattr(optimizer, name, value)
 
 
 def forget_wrapper(optimizer: Optimizer) -> None:

@@ -249,3 +249,51 @@ def test_a_module_is_compiled_as_its_call():
     for factor in (2.0, -1.0):
         module.factor.assign(factor)
         np.testing.assert_allclose(call(x), factor * model(x).numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("place", ["loop", "branch", "function"])
+def test_micro_batches_in_what_is_traced_once_are_refused(place):
+    """Each run would be the first of its window, and no step would ever come."""
+    amp, model, optimizer = prepared("float32", accumulate_steps=2)
+
+    def micro_step(x, y):
+        amp.backward(lambda: mean_square(model(x), y), optimizer)
+        amp.step(optimizer)
+
+    @amp.compile
+    def step(x, y):
+        if place == "loop":
+            for rows, targets in tf.data.Dataset.from_tensors((x, y)).repeat(4):
+                micro_step(rows, targets)
+        elif place == "branch":
+            tf.cond(x[0, 0] > 0, lambda: micro_step(x, y), lambda: None)
+        else:
+            tf.function(micro_step)(x, y)
+
+    with pytest.raises(ua.StepOrderError, match="Python's range"):
+        step(*batch())
+
+    @amp.compile
+    def unrolled(x, y):
+        for _ in range(4):
+            micro_step(x, y)
+
+    unrolled(*batch())
+    assert int(optimizer.iterations.numpy()) == 2
+
+
+@pytest.mark.parametrize("scale", [SCALE, "none"], ids=["scaled", "averaged"])
+def test_scales_and_averages_in_a_loop_over_a_dataset_are_refused(scale):
+    """TensorFlow does not wait for all that an iteration does: weights came out wrong at times."""
+    amp, model, optimizer = prepared("float32", loss_scale=scale)
+    if scale == "none":
+        amp.ema(model, 0.5)
+
+    @amp.compile
+    def step(dataset):
+        for rows, targets in dataset:
+            amp.backward(lambda: mean_square(model(rows), targets), optimizer)  # noqa: B023
+            amp.step(optimizer)
+
+    with pytest.raises(ua.UnsupportedError, match="loop over the dataset outside"):
+        step(tf.data.Dataset.from_tensors(batch()).repeat(2))

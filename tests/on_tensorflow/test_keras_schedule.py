@@ -114,6 +114,14 @@ def test_steps_that_cannot_be_counted_are_refused():
         gradients = keras_unscaled(optimizer, tape.gradient(loss, model.trainable_weights))
         optimizer.apply_gradients(zip(gradients, model.trainable_weights, strict=True))
 
+    @amp.compile
+    def loop(x):
+        for _ in tf.range(4):
+            amp.backward(lambda: tf.reduce_sum(model(x)), optimizer)
+            amp.step(optimizer)
+
+    with pytest.raises(ua.UnsupportedError, match="schedule cannot be counted.*Python's range"):
+        loop(tf.ones((4, 8)))
     for step in (session_calls, kerass_calls):
         with pytest.raises(ua.UnsupportedError, match=r"schedule cannot be counted.*amp\.compile"):
             step(tf.ones((4, 8)))

@@ -182,3 +182,17 @@ def test_a_distribution_of_keras_is_refused_which_would_train_on_one_device():
     finally:
         keras.distribution.set_distribution(None)
     amp.prepare(model, keras.optimizers.SGD())
+
+
+def test_layers_of_a_float64_model_are_not_under_the_policy():
+    """A model that is float64 as a whole is warned of; a layer of it alone is a choice, which the plan lists."""
+    amp = ua.Amp("tensorflow", "mixed_bfloat16")
+    with amp.scope():
+        wide = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, dtype="float64")])
+        mixed = mlp(dtype="float64")
+    with pytest.warns(ua.PolicyWarning, match="all 2 trainable parameters of .* are float64"):
+        amp.prepare(wide, keras.optimizers.SGD(0.1))
+    amp.prepare(mixed, keras.optimizers.SGD(0.1))
+    row = amp.explain().row("float64 parameters")
+    assert "4 of 6" in row.note
+    assert "hidden.kernel" in row.note

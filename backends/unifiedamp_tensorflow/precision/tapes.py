@@ -23,6 +23,14 @@ def current_home() -> Graph | None:
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
+def in_dataset_loop() -> bool:
+    """Whether the graph, or one around it, is a function of a dataset; TensorFlow names them so."""
+    graph = current_home()
+    while graph is not None and not str(getattr(graph, "name", "")).startswith("Dataset_"):
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
+
+
 class Recording:
     """A tape and where it records.
 

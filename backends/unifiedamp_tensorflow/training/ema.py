@@ -18,6 +18,7 @@ from ..device.arrays import read_variable, wide_dtype
 from ..distributed.replicas import Replicas, first_copy, replica_counter
 from ..internals import under_xla
 from ..precision import layers
+from ..precision.tapes import in_dataset_loop
 from .prepared_optimizer import PreparedOptimizer
 from .scaler import branch
 from .trained_variables import TrainedVariables
@@ -98,6 +99,11 @@ class Share:
     def guard(self) -> AbstractContextManager[Any]:
         """Refuse the update inside while averages are swapped in; in a trace by an operation, which XLA cannot have."""
         self.check()
+        if in_dataset_loop():
+            raise errors.UnsupportedError(
+                "amp.ema: a loop over a tf.data.Dataset inside a compiled step does not wait for what a step does to "
+                "averages; loop over the dataset outside of the step"
+            )
         if tf.executing_eagerly() or under_xla(tf.compat.v1.get_default_graph()):
             return nullcontext()
         free = tf.equal(first_copy(self._swapped).read_value(), 0)

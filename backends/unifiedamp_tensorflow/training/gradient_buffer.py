@@ -135,7 +135,8 @@ class GradientBuffer:
         if self.lost or (self.present and self._home is not home):
             raise errors.StepOrderError(
                 f"amp.{call}: the gradients of this {self._owner} were made in another compiled "
-                "function (or outside this one); put autocast, scale_loss and step into one function for amp.compile"
+                "function (or outside this one, or of its loop or branch); put autocast, scale_loss and step into one "
+                "function for amp.compile, and drop steps by a value with amp.skip_if"
             )
         return self.present
 

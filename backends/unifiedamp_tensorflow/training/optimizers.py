@@ -73,6 +73,10 @@ class OfThisStep(Generic[T]):
         value, home, self._value, self._home = self._value, self._home, None, None
         return value if home is current_home() else None
 
+    def outside(self) -> bool:
+        """Whether it was made in a graph, and this is outside of it: each run of the graph makes one again."""
+        return self._home is not None and self._home is not current_home()
+
 
 def note_scaled(outer: Any, loss: Tensor) -> None:
     """Note that ``loss`` was scaled as the prepared optimizer's own call scales it: its gradients may come next."""
@@ -95,6 +99,7 @@ def scaler_of(outer: Any) -> DeviceScaler:
 def end_steps_by(outer: Any, prepared: PreparedOptimizer, steps: Steps) -> None:
     """Make a prepared optimizer's calls end its steps by ``steps``."""
     outer._amp_end = functools.partial(steps.end_keras, prepared)
+    outer._amp_check = prepared.check_native_call
 
 
 def unscaled_gradients(call: str) -> errors.StepOrderError:
@@ -135,6 +140,8 @@ class _ScalingLoss(NativeBase):
 
     def apply(self, grads: Sequence[Gradient | None], trainable_variables: Sequence[Variable] | None = None) -> None:
         """Apply scaled gradients, or skip them."""
+        self._amp_check()
+        self._amp_scaled = self._amp_scaled or self._amp_loss.outside()
         loss = self._amp_loss.take()
         if loss is None and not self._amp_scaled:  # once it is set, another trace's loss cannot be told from this one's
             raise unscaled_gradients("scale_loss")
@@ -199,6 +206,7 @@ class _UnscalingGradients(NativeBase):
 
     def apply_gradients(self, grads_and_vars: Pairs, *_args: object, **_options: object) -> None:
         """Apply unscaled gradients, or skip them."""
+        self._amp_check()
         loss, unscaled = self._amp_loss.take(), self._amp_unscaled.take()
         if self._amp_accumulate > 1 and loss is None and not self._loss_has_been_scaled:
             raise unscaled_gradients("get_scaled_loss")

@@ -24,6 +24,7 @@ from .scaler import DeviceScaler
 from .steps import Steps
 from .trained_variables import TrainedVariables
 from .weight_updates import WeightUpdates
+from .wide_params import warn_float64
 
 
 class Preparation:
@@ -59,6 +60,7 @@ class Preparation:
         for before in filter(None, known.values()):
             prepare_checks.check_again(before.inner, before.params.named, models)
         self._mode.check_models(models)
+        warn_float64(self._prepared.new_models(models), self._spec)
         globs = self._spec.tuning.checkpoint_layers
         recomputed = [recomputation.choose(model, globs) for model in models]
         assigned = prepare_checks.assign_parameters(models, given, self._prepared.owned())

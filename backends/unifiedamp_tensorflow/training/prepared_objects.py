@@ -55,9 +55,13 @@ class PreparedObjects:
     def add_models(self, models: Sequence[Model]) -> list[Model]:
         """Add models; return those that were not added before."""
         self.trainability.follow(models)
-        new = [model for model in models if not any(model is known for known in self.models)]
+        new = self.new_models(models)
         self.models += new
         return new
+
+    def new_models(self, models: Sequence[Model]) -> list[Model]:
+        """Return those of some models that were not added yet."""
+        return [model for model in models if not any(model is known for known in self.models)]
 
     def prepared_before(self, optimizer: Optimizer) -> PreparedOptimizer | None:
         """Return what is kept of an optimizer that users hold, or that they gave; None for a new one."""

@@ -14,6 +14,7 @@ from unifiedamp.backend import errors
 from .. import patches
 from .._types import Optimizer, Tensor
 from ..distributed.replicas import Replicas
+from . import nadam
 from .fit_window import FitWindow
 from .gradient_buffer import GradientBuffer, Snapshot
 from .interruption import UpdateProgress
@@ -74,6 +75,7 @@ class PreparedOptimizer:
         )  # fmt: skip
         self._progress, self._partly_updated = UpdateProgress(), False
         self.steps_before = int(self.inner.iterations.numpy())
+        nadam.count_on_device(self.inner)
         self._buffers = {0: self._new_buffer()}
 
     def _new_buffer(self) -> GradientBuffer:
@@ -116,6 +118,7 @@ class PreparedOptimizer:
     def _apply(self) -> None:
         try:
             self._applying = True
+            nadam.begin_step(self.inner)
             with nullcontext() if self.params.updates is None else self.params.updates.rounding():
                 self.replicas.apply(self.inner, lambda: self.buffer().pairs())
         finally:
@@ -179,6 +182,20 @@ class PreparedOptimizer:
             raise errors.StepOrderError(
                 f"{call}: an accumulation window of a loop is open for this {type(self.inner).__name__}; end it by its "
                 "last amp.step, or drop it by amp.discard_step"
+            )
+
+    def check_native_call(self) -> None:
+        """Refuse gradients given to the optimizer itself while it has others, which only the session can unscale.
+
+        Raises:
+            StepOrderError: a loss was differentiated for it by the session, and its step has not ended.
+        """
+        if not self.buffer().empty():
+            name = type(self.inner).__name__
+            raise errors.StepOrderError(
+                f"optimizer.apply_gradients: this {name} has gradients of amp.scale_loss or amp.backward, and "
+                "apply_gradients would take them as they are, times the loss scale; amp.step(optimizer) applies them. "
+                "Call it in place of apply_gradients, or drop them by amp.discard_step(optimizer)"
             )
 
     def partly_updated(self) -> bool:

@@ -114,6 +114,12 @@ class TensorFlowScaledLoss:
                 f"amp.scale_loss: accumulate_steps={steps} inside your own tf.function, "
                 "whose Python runs once: each call would be the first micro-batch again; use amp.compile in its place"
             )
+        elif steps > 1 and self._context.tracing.runs_once():
+            raise errors.StepOrderError(
+                f"amp.scale_loss: accumulate_steps={steps} inside a loop, a branch or a tf.function of the compiled "
+                "step, whose Python runs once: each run would be the same micro-batch of its window; call the compiled "
+                "step for each micro-batch, or loop over them by Python's range"
+            )
 
     def _check_regions(self) -> None:
         recording = self._context.tapes.here()

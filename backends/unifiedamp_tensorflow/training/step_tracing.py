@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from .._types import Graph
 from ..distributed.replica_programs import ReplicaPrograms, present_programs
-from ..precision.tapes import Tapes
+from ..precision.tapes import Tapes, current_home
 from .native_steps import NativeSteps
 
 INSIDE = "it calls strategy.run inside a loop, a branch or a tf.function"
@@ -28,6 +29,7 @@ class StepTracing:
         self._tapes, self._native_steps = tapes, native_steps
         self.depth = 0
         self.programs: ReplicaPrograms | None = None
+        self._home: Graph | None = None
 
     @contextmanager
     def trace(self, programs: ReplicaPrograms | None = None) -> Iterator[None]:
@@ -37,14 +39,19 @@ class StepTracing:
             programs: what XLA compiles of it for each replica.
         """
         before, self.programs = self.programs, programs
+        home, self._home = self._home, current_home()
         self.depth += 1
         try:
             with self._native_steps.following():
                 yield
         finally:
             self.depth -= 1
-            self.programs = before
+            self.programs, self._home = before, home
             self._tapes.drop()
+
+    def runs_once(self) -> bool:
+        """Whether the present Python is traced for several runs: in a loop, a branch or a ``tf.function`` inside."""
+        return self.programs is None and current_home() is not self._home
 
     def enter_program(self) -> None:
         """Note that the calling replica is about to compute gradients."""

@@ -24,6 +24,7 @@ from unifiedamp.backend import (
 from .. import patches
 from .._types import Gradient, Model, Optimizer, Tensor
 from ..precision.float8_scales import DelayedScaling
+from ..precision.tapes import in_dataset_loop
 from .checks import not_in_trace, scalar_condition, scalar_loss
 from .native_steps import NativeSteps
 from .optimizers import forget_scaled
@@ -98,6 +99,7 @@ class TensorFlowTraining(Training):
 
     def step(self, optimizer: Optimizer, update_scale: bool) -> StepResult:
         buffer, prepared = self._prepared.buffer(optimizer, "step"), self._prepared.find(optimizer)
+        self._check_counted()
         buffer.fill_in("step")
         if buffer.collect("step"):
             outcome = self._steps.end(prepared, update=update_scale, alone=len(self._prepared.optimizers) == 1)
@@ -108,6 +110,20 @@ class TensorFlowTraining(Training):
         if update_scale:
             self._losses.tapes.drop()
         return outcome
+
+    def _check_counted(self) -> None:
+        tracing = self._losses.tracing
+        if self.scaler is not None and in_dataset_loop():
+            raise errors.UnsupportedError(
+                "amp.step: a loop over a tf.data.Dataset inside a compiled step does not wait for all that a step "
+                "under a loss scale does; loop over the dataset outside of the step"
+            )
+        if self._spec.schedule is not None and tracing.depth and tracing.runs_once():
+            raise errors.UnsupportedError(
+                "amp.step: in a loop, a branch or a tf.function of a compiled step no Python runs for each iteration, "
+                "so the iterations of the session's schedule cannot be counted; call the compiled step for each of "
+                "them, or loop over them by Python's range"
+            )
 
     def _no_gradients(self, prepared: PreparedOptimizer, update_scale: bool) -> StepResult:
         names = prepared.params.names

@@ -6,7 +6,7 @@ from typing import Any
 
 from unifiedamp.backend import Backend, Capabilities, Distributed, PlanRow, SessionSpec, Unsupported
 
-from . import autocast, capabilities, scaler
+from . import autocast, capabilities, native_update, scaler
 from .compiler import JaxCompiler
 from .device import JaxDevice
 from .ema import Averages, JaxAveraging
@@ -60,3 +60,5 @@ class JaxBackend(Backend):
     def close(self) -> None:
         for model in self._session.models:
             autocast.detach(model)
+        for one in self._session.trained:
+            native_update.detach(one.optimizer)

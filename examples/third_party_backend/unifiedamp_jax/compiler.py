@@ -58,8 +58,8 @@ class JaxCompiler(Compiler):
 def compile_step(session: JaxSession, fn: Callable[..., Any], order: StepOrderState) -> Callable[..., Any]:
     """Return ``fn`` with everything it closes over carried in and out as arrays.
 
-    A trace is keyed by ``order.snapshot()``, by the modules' attributes (training or evaluation mode) and by the
-    region; the snapshot it ended in comes back with its results.
+    A trace is keyed by ``order.snapshot()``, by the modules' attributes (training or evaluation mode), by where their
+    trained parameters are, and by the region; the snapshot it ended in comes back with its results.
     """
 
     @functools.partial(nnx.jit, graph=True)
@@ -77,7 +77,7 @@ def compile_step(session: JaxSession, fn: Callable[..., Any], order: StepOrderSt
             return Static(order.snapshot()), output, session.carry
         finally:
             session.carry, session.trace = outer
-            order.restore(start.value)
+            order.restore(start.value[0])
 
     @functools.wraps(fn, updated=())
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -86,7 +86,8 @@ def compile_step(session: JaxSession, fn: Callable[..., Any], order: StepOrderSt
                 "amp.compile: what is compiled by itself cannot be differentiated by amp.backward; compile the whole "
                 "training step, whose closure calls the model"
             )
-        start = Static(order.snapshot())
+        session.look()
+        start = Static((order.snapshot(), session.places()))
         end, output, session.carry = run(start, session.bundle(), session.carry, args, kwargs)
         order.restore(end.value)
         return output

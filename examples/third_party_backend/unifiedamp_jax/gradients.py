@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -19,19 +19,35 @@ from .standin import stand_in
 Path = tuple[Any, ...]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trained:
     """An optimizer, its model, and the location of its parameters in the session's models.
 
     Attributes:
         optimizer: the ``nnx.Optimizer``.
         model: the argument of ``optimizer.update``.
-        paths: gradient name → path in the list of models.
+        own: gradient name → parameter.
+        paths: gradient name → path in the list of models; see :meth:`find`.
     """
 
     optimizer: nnx.Optimizer
     model: Any
-    paths: dict[str, Path]
+    own: dict[str, nnx.Variable]
+    paths: dict[str, Path] = field(default_factory=dict)
+
+    def find(self, where: dict[int, Path]) -> list[str]:
+        """Find the parameters anew, as layers may be inserted into a model; return the names of those that left it.
+
+        Args:
+            where: from :func:`locations`.
+        """
+        self.paths = {name: where[id(variable)] for name, variable in self.own.items() if id(variable) in where}
+        return [name for name in self.own if name not in self.paths]
+
+
+def locations(models: Sequence[nnx.Module]) -> dict[int, Path]:
+    """Return id of a node → its path in the list of models."""
+    return {id(node): path for path, node in nnx.iter_graph(nnx.List(models), graph=True)}
 
 
 def bind(optimizer: Any, models: Sequence[nnx.Module], only: nnx.Module | None) -> Trained:
@@ -56,17 +72,18 @@ def bind(optimizer: Any, models: Sequence[nnx.Module], only: nnx.Module | None) 
             "amp.prepare: an nnx.Optimizer does not know its model, and this call has several or none; "
             "use unifiedamp_jax.Optimizer(model, tx), which does"
         )
-    where = {id(node): path for path, node in nnx.iter_graph(nnx.List(models), graph=True)}
-    own = {_name(path): variable for path, variable in _flat(model, optimizer.wrt)}
+    where = locations(models)
+    own = dict(sorted((_name(path), variable) for path, variable in _flat(model, optimizer.wrt)))
     strange = [name for name, variable in own.items() if id(variable) not in where]
     if strange:
         raise errors.PrepareError(
             f"amp.prepare: the optimizer trains {errors.first_names(strange)}, of a model that has not been prepared; "
             "prepare that model too, or make the optimizer over this one"
         )
-    paths = {name: where[id(variable)] for name, variable in sorted(own.items())}
     _check_slots(optimizer, model)
-    return Trained(optimizer, model, paths)
+    trained = Trained(optimizer, model, own)
+    trained.find(where)
+    return trained
 
 
 def check_shared(known: Sequence[Trained], fresh: Sequence[Trained]) -> None:
@@ -75,15 +92,15 @@ def check_shared(known: Sequence[Trained], fresh: Sequence[Trained]) -> None:
     Raises:
         PrepareError: naming the parameters.
     """
-    taken = {path for one in known for path in one.paths.values()}
+    taken = {id(variable) for one in known for variable in one.own.values()}
     for one in fresh:
-        shared = [name for name, path in one.paths.items() if path in taken]
+        shared = [name for name, variable in one.own.items() if id(variable) in taken]
         if shared:
             raise errors.PrepareError(
                 f"amp.prepare: another optimizer of this session trains {errors.first_names(shared)} already; close "
                 "the session, and prepare the model with the new optimizer in another one"
             )
-        taken.update(one.paths.values())
+        taken.update(map(id, one.own.values()))
 
 
 def _flat(model: Any, wrt: Any) -> Any:
@@ -143,12 +160,27 @@ def _checked(loss: Any) -> jax.Array:
     return loss
 
 
-@nnx.jit(graph=True)
-def apply(optimizer: Any, model: Any, grads: Grads, found: Any) -> None:
-    """Run the optimizer's ``update`` unless ``found``; None means that the gradients were not checked."""
+def _check_same(own: Iterable[Path], names: tuple[str, ...]) -> None:
+    changed = {_name(path) for path in own} ^ set(names)
+    if changed:
+        raise errors.PrepareError(
+            f"amp.step: {errors.first_names(sorted(changed))} came into the model or left it after the optimizer was "
+            "made over it, and it has no slots for such a model; make optimizers over the parts, or one anew in "
+            "another session"
+        )
+
+
+@nnx.jit(graph=True, static_argnames="names")
+def apply(optimizer: Any, model: Any, grads: Grads, found: Any, names: tuple[str, ...]) -> None:
+    """Run the optimizer's ``update`` unless ``found``; None means that the gradients were not checked.
+
+    Raises:
+        PrepareError: the model has other parameters than ``names``, those that the optimizer was made over.
+    """
 
     def update(optimizer: Any, model: Any) -> None:
         own = dict(_flat(model, optimizer.wrt))
+        _check_same(own, names)
         # optax requires a gradient for every parameter: use zero for those that the user removed.
         flat = {path: type(one)(grads.get(_name(path), jnp.zeros_like(one.get_value()))) for path, one in own.items()}
         state = nnx.from_flat_state(flat)

@@ -33,16 +33,20 @@ class Probe(nnx.Module):
         return sum((getattr(self, f"w{i}")[...] * x[i]).sum() for i in range(self.count))
 
 
+def _linear(kernel: Array, bias: Array) -> nnx.Linear:
+    layer = nnx.Linear(*kernel.shape, rngs=nnx.Rngs(0))
+    layer.kernel.set_value(jnp.asarray(kernel))
+    layer.bias.set_value(jnp.asarray(bias))
+    return layer
+
+
 class Mlp(nnx.Module):
     """Dense layers ``layer0``, ``layer1``, … with ReLU in between."""
 
     def __init__(self, weights: Sequence[tuple[Array, Array]]) -> None:
         self.count = len(weights)
         for i, (kernel, bias) in enumerate(weights):
-            layer = nnx.Linear(*kernel.shape, rngs=nnx.Rngs(0))
-            layer.kernel.set_value(jnp.asarray(kernel))
-            layer.bias.set_value(jnp.asarray(bias))
-            setattr(self, f"layer{i}", layer)
+            setattr(self, f"layer{i}", _linear(kernel, bias))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Run the model."""
@@ -135,6 +139,17 @@ class JaxHarness(Harness):
         """See ``Harness``."""
         flat = nnx.to_flat_state(nnx.state(model, nnx.Param))
         return {".".join(map(str, path)): np.asarray(one.get_value(), np.float64) for path, one in flat}
+
+    def layer_sgd(self, model: Any, layer: str, learning_rate: float) -> Optimizer:
+        """See ``OptionalHarness``."""
+        return _over([getattr(model, layer)], sgd(learning_rate, None))
+
+    def put_layer(self, model: Any, layer: str, weight: Array, bias: Array) -> nnx.Linear:
+        """See ``OptionalHarness``."""
+        added = _linear(weight, bias)
+        setattr(model, layer, added)
+        model.count = int(layer.removeprefix("layer")) + 1
+        return added
 
     def set_parameters(self, model: Any, values: Mapping[str, Array]) -> None:
         """See ``OptionalHarness``."""

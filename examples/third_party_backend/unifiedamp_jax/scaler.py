@@ -156,13 +156,17 @@ def selected(condition: jax.Array, one: dict[str, jax.Array], other: dict[str, j
 def unscaled(grads: Grads, scale: jax.Array) -> tuple[Grads, jax.Array]:
     """Return true gradients, and which of the raw ones (by sorted name) hold inf or nan."""
     bad = jnp.stack([~jnp.isfinite(grads[name]).all() for name in sorted(grads)])
-    return {name: (grad.astype(jnp.float32) / scale).astype(grad.dtype) for name, grad in grads.items()}, bad
+    return {name: (_widened(grad) / scale).astype(grad.dtype) for name, grad in grads.items()}, bad
+
+
+def _widened(grad: jax.Array) -> jax.Array:
+    return grad.astype(jnp.promote_types(grad.dtype, jnp.float32))
 
 
 @jax.jit
 def clipped_norm(grads: Grads, max_norm: float) -> tuple[Grads, jax.Array]:
     """Return gradients whose 2-norm, taken over all of them, is at most ``max_norm``, and the norm before."""
-    wide = [grad.astype(jnp.float32) for grad in grads.values()]
+    wide = [_widened(grad) for grad in grads.values()]
     largest = jnp.max(jnp.stack([jnp.abs(grad).max() for grad in wide]))
     unit = jnp.where(largest > 2.0**60, largest, 1.0)  # their squares would overflow
     norm = jnp.sqrt(sum(jnp.square(grad / unit).sum() for grad in wide)) * unit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -23,7 +24,7 @@ from unifiedamp.backend import (
     result,
 )
 
-from . import autocast, gradients, scaler
+from . import autocast, gradients, late_params, native_update, scaler
 from .capabilities import NO_CONTEXT_FORM
 from .ema import Averages
 from .prepare import prepare_model
@@ -41,6 +42,7 @@ class JaxTraining(Training):
 
     def __init__(self, spec: SessionSpec, session: JaxSession, averages: Averages) -> None:
         self._spec, self._session, self._averages = spec, session, averages
+        self._applying = False
 
     # -- setting up ----------------------------------------------------------------------------------------------
 
@@ -58,8 +60,11 @@ class JaxTraining(Training):
         trained = [gradients.bind(optimizer, everything, only) for optimizer in fresh]
         gradients.check_shared(session.trained, trained)
         session.models = everything
+        session.known.note(everything)
         session.trained += trained
-        session.carry.buffers += [scaler.GradientBuffer(jnp.zeros(len(one.paths), bool)) for one in trained]
+        session.carry.buffers += [scaler.GradientBuffer(jnp.zeros(len(one.own), bool)) for one in trained]
+        for one in trained:
+            native_update.attach(one.optimizer, functools.partial(self._waits, one.optimizer))
         return list(models), list(optimizers)
 
     # -- one step ------------------------------------------------------------------------------------------------
@@ -73,6 +78,9 @@ class JaxTraining(Training):
                 "amp.backward: the step runs inside a JAX transformation that the session does not know, and what it "
                 "moves would be lost; compile it by amp.compile instead of jax.jit or nnx.jit"
             )
+        if not isinstance(self._session.carry.numbers["scale"], jax.core.Tracer):
+            self._session.look()  # a compiled step has looked, outside of its trace
+        late_params.refuse(self._session.late, self._session.gone)
         places = [self._place(optimizer) for optimizer in optimizers]
         factor = self._session.carry.numbers["scale"] / self._spec.accumulate_steps
         with autocast.region(True, self._spec.policy):
@@ -137,7 +145,11 @@ class JaxTraining(Training):
         if found is not None:
             self._session.carry.note(found, dropped)
         move_averages = self._averages.before()
-        gradients.apply(trained.optimizer, trained.model, buffer.grads, skipped)
+        self._applying = True
+        try:
+            gradients.apply(trained.optimizer, trained.model, buffer.grads, skipped, tuple(trained.own))
+        finally:
+            self._applying = False
         move_averages(self._place(optimizer), skipped)
         self._count(found, dropped)
         buffer.clear()
@@ -150,7 +162,7 @@ class JaxTraining(Training):
 
     def _warn_of_no_gradients(self, trained: gradients.Trained) -> None:
         self._spec.warn(
-            f"amp.step: none of the optimizer's parameters has a gradient ({errors.first_names(trained.paths)}); "
+            f"amp.step: none of the optimizer's parameters has a gradient ({errors.first_names(trained.own)}); "
             "name the optimizer in amp.backward",
             errors.StepWarning,
         )
@@ -188,6 +200,10 @@ class JaxTraining(Training):
     def zero_grad(self, optimizer: Any) -> None:
         self._buffer(optimizer).clear()
 
+    def _waits(self, optimizer: Any) -> bool:
+        """Whether the optimizer has gradients that its step has not applied yet."""
+        return not self._applying and bool(self._buffer(optimizer).grads)
+
     def _place(self, optimizer: Any) -> int:
         return next(i for i, one in enumerate(self._session.trained) if one.optimizer is optimizer)
 
@@ -208,7 +224,7 @@ class JaxTraining(Training):
 
     def nonfinite_report(self) -> NonFiniteReport:
         pairs = list(zip(self._session.trained, self._session.carry.buffers, strict=True))
-        names = [name for one, w in pairs for name, bad in zip(one.paths, np.asarray(w.blame), strict=True) if bad]
+        names = [name for one, w in pairs for name, bad in zip(one.own, np.asarray(w.blame), strict=True) if bad]
         return NonFiniteReport(tuple(names), bool(pairs[0][1].blamed_loss_finite) if names else None)
 
     def rollback(self, optimizers: Sequence[Any]) -> bool:
