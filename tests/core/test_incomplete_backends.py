@@ -57,11 +57,6 @@ def test_what_load_returns(session, loaded):
         session(loaded)
 
 
-def test_a_class_of_another_name(session):
-    with pytest.raises(ua.BackendUnavailableError, match=r"'minimal': load\(\) returned Other, whose name is 'other'"):
-        session(type("Other", (Minimal,), {"name": "other"}))
-
-
 def test_a_feature_under_an_unknown_name(session):
     class Wrong(Minimal):
         def declare(self):

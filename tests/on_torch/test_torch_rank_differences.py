@@ -39,6 +39,20 @@ def wrapped(model, wrap):
     return nn.parallel.DistributedDataParallel(model)
 
 
+class Reduction:
+    """A comm hook that sums over the ranks, but for one step."""
+
+    def __init__(self):
+        self.alone = False
+
+    def __call__(self, _, bucket):
+        buffer, done = bucket.buffer(), torch.futures.Future()
+        if not self.alone:
+            torch.distributed.all_reduce(buffer.div_(2))
+        done.set_result(buffer)
+        return done
+
+
 def run(path, rank=None, case="plain", wrap="ddp"):
     """Train three steps on the whole batch, or on every second row of it."""
     torch.manual_seed(0)
@@ -49,7 +63,9 @@ def run(path, rank=None, case="plain", wrap="ddp"):
         inner[2].factor = 1.5
     if case == "layer":
         inner[0].register_forward_hook(lambda _module, _args, output: output * 1.1)
-    model = inner if rank is None else wrapped(inner, wrap)
+    model, reduction = inner if rank is None else wrapped(inner, wrap), Reduction()
+    if case == "reduction":
+        model.register_comm_hook(None, reduction.__call__)
     amp = session(loss_scale=8.0)
     rate = 0.2 if case == "rate" else 0.1
     model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=rate))
@@ -58,9 +74,8 @@ def run(path, rank=None, case="plain", wrap="ddp"):
             x = torch.from_numpy(batch if rank is None else batch[rank::2])
             if case == "data" and number == 2:
                 x = x + 0.1 * (rank == 1)
-            alone = case == "reduction" and number == 2
-            with model.no_sync() if alone else contextlib.nullcontext():
-                amp.backward(lambda x=x: model(x).square().mean(), optimizer)
+            reduction.alone = number == 2
+            amp.backward(lambda x=x: model(x).square().mean(), optimizer)
             amp.step(optimizer)
 
 

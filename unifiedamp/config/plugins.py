@@ -210,11 +210,6 @@ def load_backend(name: str) -> Any:
         raise BackendUnavailableError(
             f"the plugin of backend {name!r}: load() returned {backend!r}, not a class derived from Backend"
         )
-    if getattr(backend, "name", plugin.name) != plugin.name:
-        raise BackendUnavailableError(
-            f"the plugin of backend {plugin.name!r}: load() returned {backend.__name__}, whose name is "
-            f"{backend.name!r}; give both the same name, which checkpoints and messages show"
-        )
     return backend
 
 
