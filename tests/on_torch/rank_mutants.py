@@ -133,13 +133,13 @@ def rank_without_gradients_does_not_count():
     return [patch.object(Scaler, "_decide", lambda self, counted, there: decide(self, counted, there) and there)]
 
 
-@mutant("ddp", "accumulation")
+@mutant("ddp", "accumulation", refused="these gradients were not reduced")
 def no_sync_on_the_last_micro_batch():
     reduce = TrainingRanks.reduce_in_backward
     return [patch.object(TrainingRanks, "reduce_in_backward", lambda self, _: reduce(self, False))]
 
 
-@mutant("ddp", "accumulation")
+@mutant("ddp", "accumulation", refused="these gradients were not reduced")
 def reduced_in_the_first_micro_batch_alone():
     return [
         patch.object(
