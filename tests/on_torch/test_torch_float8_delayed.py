@@ -257,6 +257,7 @@ def casts(amp, model):
     return sum(counted)
 
 
+@pytest.mark.usefixtures("fresh_dynamo")
 def test_an_input_of_several_layers_is_cast_once():
     # Four weights, the inputs of query and of out, and the two of value.
     assert casts(*shared([(ranged(1.0, seed),) for seed in range(2)])[:2]) == 8
