@@ -282,8 +282,7 @@ def test_steps_in_hooks_of_a_backward_pass_and_one_that_fails_leave_gradients_on
         if amp.applied_steps == 6:
             raise Interrupted
 
-    for param in model.parameters():
-        param.register_post_accumulate_grad_hook(end)
+    hooks = [param.register_post_accumulate_grad_hook(end) for param in model.parameters()]
     x, _ = batch()
     amp.backward(lambda: model(x).square().mean(), list(optimizers.values()))
     other(x).square().mean().backward()
@@ -293,3 +292,5 @@ def test_steps_in_hooks_of_a_backward_pass_and_one_that_fails_leave_gradients_on
     with pytest.raises(Interrupted):
         amp.backward(lambda: model(x).square().mean(), list(optimizers.values()))
     assert process_wide() == found
+    for hook in hooks:  # Python cannot collect what they refer to
+        hook.remove()
