@@ -44,3 +44,21 @@ def test_one_over_another_model_is_refused_from_its_second_step_on():
     for param in head.parameters():
         param.grad /= amp.loss_scale  # by hand
     other.step()
+
+
+@pytest.mark.parametrize("value", [1.0, float("inf")])
+def test_gradients_that_a_loop_unscales_by_their_data_are_its_own(value):
+    """Without a trace in the gradient's version; those of an overflow are the same before and after."""
+    amp, model, head = session(loss_scale=64.0), torch.nn.Linear(2, 2), torch.nn.Linear(2, 1, bias=False)
+    optimizer, other = torch.optim.SGD(model.parameters(), lr=0.0), torch.optim.Adam(head.parameters())
+    amp.prepare(model, optimizer)
+    for index in range(3):
+        other.zero_grad()
+        amp.backward(lambda: head(model(torch.full((1, 2), value))).sum(), optimizer)
+        amp.step(optimizer)
+        if index == 2:
+            with pytest.raises(ua.StepOrderError, match=SAYS):
+                other.step()
+        head.weight.grad.data /= amp.loss_scale
+        if value == 1.0 or not index:
+            other.step()

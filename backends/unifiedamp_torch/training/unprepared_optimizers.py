@@ -12,7 +12,7 @@ import torch
 from unifiedamp.backend import errors
 
 from .compensations import version_of
-from .gradients import parameters
+from .gradients import local_part, parameters
 
 Optimizer = torch.optim.Optimizer
 GradState = tuple[weakref.ref[torch.Tensor], int] | None
@@ -22,7 +22,7 @@ class UnpreparedOptimizers:
     """Follows which gradients scaled losses left in parameters that no prepared optimizer has.
 
     Parameters of prepared models are followed from the start; those of other models from the first step of their
-    optimizer on.
+    optimizer on. Of those, gradients are also summed: what a loop writes to ``param.grad.data`` changes no version.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class UnpreparedOptimizers:
         self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._unowned: list[torch.Tensor] = []
         self._before: list[tuple[torch.Tensor, GradState]] = []
-        self._scaled: dict[int, GradState] = {}
+        self._scaled: dict[int, tuple[GradState, torch.Tensor | None]] = {}
 
     def follow(self, models: Iterable[torch.nn.Module], owned: Iterable[torch.Tensor]) -> None:
         """Follow prepared models; ``owned``: the parameters that prepared optimizers train."""
@@ -47,10 +47,11 @@ class UnpreparedOptimizers:
 
     def after_backward(self) -> None:
         """Note what it left."""
+        stepped = {id(param) for each in self._known for param in parameters(each)} if self._before else set()
         for param, before in self._before:
             now = _state(param)
             if not _same(now, before):
-                self._scaled[id(param)] = now
+                self._scaled[id(param)] = now, _sum(param) if id(param) in stepped else None
         self._before = []
 
     def check(self, optimizer: Optimizer) -> None:
@@ -61,8 +62,8 @@ class UnpreparedOptimizers:
         """
         self._known.add(optimizer)
         for param in parameters(optimizer) if self._scaled else ():
-            state = self._scaled.get(id(param))
-            if state is not None and _same(state, _state(param)):
+            state, total = self._scaled.get(id(param), (None, None))
+            if state is not None and _same(state, _state(param)) and (total is None or _equal(total, _sum(param))):
                 name = type(optimizer).__name__
                 raise errors.StepOrderError(
                     f"{name}.step(): its gradients are those of a loss that amp.scale_loss scaled, and this {name} was "
@@ -76,6 +77,14 @@ def _same(one: GradState, other: GradState) -> bool:
     if one is None or other is None:
         return one is other
     return one[0]() is other[0]() is not None and one[1] == other[1]
+
+
+def _sum(param: torch.Tensor) -> torch.Tensor | None:
+    return None if param.grad is None else local_part(param.grad.detach()).sum()
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor | None) -> bool:
+    return other is not None and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def _state(param: torch.Tensor) -> GradState:
