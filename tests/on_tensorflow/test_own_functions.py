@@ -59,7 +59,7 @@ def test_gradients_of_the_sessions_backward_are_not_given_to_apply_gradients(com
 
 
 def test_errors_in_a_function_of_ones_own_keep_their_class():
-    """Also where AutoGraph, which raises an error of its own for classes that it cannot make, rewrites the function."""
+    """AutoGraph raises an error of another class in place of one whose class it cannot construct."""
     amp, model, optimizer = probe_session()
 
     @tf.function
