@@ -39,7 +39,7 @@ def train(folder, backend, fault, *options):
     config = folder / f"{fault or 'alone'}.toml"
     config.write_text(CONFIG.format(file=FILES[backend], backend=backend, fault=fault, mark=folder / "mark"))
     command = [sys.executable, "-m", "unifiedamp", "train", str(config), "--out", str(folder / config.stem), *options]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, env={**os.environ, **QUIET})
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900, env={**os.environ, **QUIET})
     return done, folder / config.stem
 
 

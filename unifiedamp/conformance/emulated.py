@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 import unifiedamp as ua
+from unifiedamp.formats import FLOAT_FORMATS
+from unifiedamp.formats.rounding import round_to
 
 _ran: list[str] = []
 
@@ -51,3 +55,20 @@ def or_emulated(harness: Any, policy: Any, make: Callable[[Any], ua.Amp]) -> ua.
             raise refusal from None
     _ran.append(emulated.name or str(emulated))
     return amp
+
+
+def has_dtype(harness: Any, amp: ua.Amp, tensor: Any, dtype: str, policy: ua.Policy | None = None) -> bool:
+    """Return whether a tensor has this dtype; under an emulated policy, also whether it holds numbers of it in float32.
+
+    Args:
+        harness: of the backend under test.
+        amp: the session.
+        tensor: what a model returned.
+        dtype: the output dtype of the policy.
+        policy: the policy in force; None for that of the session.
+    """
+    found = harness.dtype_of(tensor)
+    if found == dtype or not (policy or amp.policy).emulate:
+        return bool(found == dtype)
+    values = np.asarray(amp.to_numpy(tensor))
+    return found == "float32" and bool((round_to(values, FLOAT_FORMATS[dtype]) == values).all())
