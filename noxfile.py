@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 import zipfile
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -129,6 +130,8 @@ REPORTS = Path(".venv/reports").absolute()
 SUITE = "unifiedamp/conformance/suite"
 WITHOUT_RANKS = ("--ignore", f"{SUITE}/test_ranks.py")  # it starts many processes
 FULL = os.environ.get("UNIFIEDAMP_TEST_EFFORT") == "full"
+LIMIT = 12 * 3600 if FULL else 4800
+"""Seconds that one session of ``everything`` may take."""
 # Two processes share the tests; each computes and compiles with one thread, so that they do not wait for each other.
 # UNIFIEDAMP_TEST_PROCESSES=1 leaves the other core to another session.
 PROCESSES = int(os.environ.get("UNIFIEDAMP_TEST_PROCESSES", "2"))
@@ -289,8 +292,8 @@ def _apart(name: str, arguments: list[str], processes: int) -> deque[str] | None
     environment = {**os.environ, "UNIFIEDAMP_TEST_PROCESSES": str(processes)}
     lines, last = [], deque(maxlen=60)
     with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
-        seconds = 12 * 3600 if FULL else 3600
-        limit = threading.Timer(seconds, run.send_signal, (signal.SIGINT,))  # at which nox ends pytest
+        began = time.monotonic()
+        limit = threading.Timer(LIMIT, run.send_signal, (signal.SIGINT,))  # at which nox ends pytest
         limit.start()
         for each in run.stdout:
             if processes > 1:
@@ -300,6 +303,8 @@ def _apart(name: str, arguments: list[str], processes: int) -> deque[str] | None
             if not each.startswith("SKIPPED"):
                 last.append(each)
         limit.cancel()
+    if time.monotonic() - began >= LIMIT:
+        last.append(f"{name} was ended after {LIMIT} seconds: see LIMIT in noxfile.py.\n")
     print("\n", *lines, sep="", end="", flush=True)
     return last if run.returncode else None
 

@@ -8,7 +8,7 @@ import pytest
 import unifiedamp as ua
 
 tf = pytest.importorskip("tensorflow")
-from models import batch, keras, mean_square, mlp, prepared  # noqa: E402
+from models import batch, keras, keras_scaled, keras_unscaled, mean_square, mlp, prepared  # noqa: E402
 
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3)
 
@@ -297,3 +297,18 @@ def test_scales_and_averages_in_a_loop_over_a_dataset_are_refused(scale):
 
     with pytest.raises(ua.UnsupportedError, match="loop over the dataset outside"):
         step(tf.data.Dataset.from_tensors(batch()).repeat(2))
+
+
+def test_gradients_of_a_tape_in_a_loop_over_a_dataset_are_refused():
+    _, model, optimizer = prepared("float32", loss_scale=SCALE)
+
+    @tf.function
+    def train(dataset):
+        for rows, targets in dataset:
+            with tf.GradientTape() as tape:
+                loss = keras_scaled(optimizer, mean_square(model(rows), targets))
+            grads = keras_unscaled(optimizer, tape.gradient(loss, model.trainable_variables))
+            optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+
+    with pytest.raises(ua.UnsupportedError, match="apply_gradients: .*loop over the dataset outside"):
+        train(tf.data.Dataset.from_tensors(batch()).repeat(2))

@@ -12,6 +12,7 @@ from unifiedamp.backend import StepReason, StepResult, errors, result
 
 from .._types import Pairs, Tensor
 from ..precision.float8_scales import DelayedScaling
+from ..precision.tapes import in_dataset_loop
 from .checks import not_in_trace
 from .gradient_buffer import GradientBuffer
 from .native_steps import NativeSteps
@@ -49,7 +50,11 @@ class Steps:
             prepared: whose window.
             update: the iteration ends here, so the scale is updated.
             alone: the session has no other optimizer.
+
+        Raises:
+            UnsupportedError: under a loss scale in a loop over a dataset.
         """
+        self._check_loop("amp.step")
         buffer = prepared.buffer()
         buffer.unscale("step")
         return prepared.replicas.once(lambda: self._decide(prepared, buffer, update, alone))
@@ -67,6 +72,7 @@ class Steps:
             loss: the unscaled loss; None where it is not known.
             flags: which of the raw gradients hold only finite numbers; None to check those given.
         """
+        self._check_loop("optimizer.apply_gradients")
         prepared.replicas.check("model.fit")
         buffer = prepared.buffer()
 
@@ -100,6 +106,13 @@ class Steps:
     def note_deferred(self, losses: Sequence[Tensor]) -> None:
         """Report the step of an optimizer that was given to the session without a model."""
         self._native_steps.deferred_step(losses)
+
+    def _check_loop(self, call: str) -> None:
+        if self._scaler is not None and in_dataset_loop():
+            raise errors.UnsupportedError(
+                f"{call}: a loop over a tf.data.Dataset inside a tf.function does not wait for all that a step under a "
+                "loss scale does; loop over the dataset outside of the step"
+            )
 
     def _check_followed(self, prepared: PreparedOptimizer) -> None:
         if prepared.replicas.count > 1:

@@ -24,7 +24,6 @@ from unifiedamp.backend import (
 from .. import patches
 from .._types import Gradient, Model, Optimizer, Tensor
 from ..precision.float8_scales import DelayedScaling
-from ..precision.tapes import in_dataset_loop
 from .checks import not_in_trace, scalar_condition, scalar_loss
 from .native_steps import NativeSteps
 from .optimizers import forget_scaled
@@ -113,11 +112,6 @@ class TensorFlowTraining(Training):
 
     def _check_counted(self) -> None:
         tracing = self._losses.tracing
-        if self.scaler is not None and in_dataset_loop():
-            raise errors.UnsupportedError(
-                "amp.step: a loop over a tf.data.Dataset inside a compiled step does not wait for all that a step "
-                "under a loss scale does; loop over the dataset outside of the step"
-            )
         if self._spec.schedule is not None and tracing.depth and tracing.runs_once():
             raise errors.UnsupportedError(
                 "amp.step: in a loop, a branch or a tf.function of a compiled step no Python runs for each iteration, "
