@@ -167,8 +167,18 @@ MXNET_PROVED = [
 for name in ("resnet50_in_gluon", "conversion_for_inference", "workers_of_a_kvstore_train_the_model_of_one"):
     MXNET_PROVED += ["--deselect", f"tests/examples/test_examples.py::test_{name}"]
 WITHOUT_PROVED = [part for path in PROVED for part in ("--ignore", f"tests/{path}")]
-LESS = ("--proved-elsewhere", "--sample", "compiled", *WITHOUT_PROVED)
-EAGER = ("--proved-elsewhere", "--sample", "all", "--amp-form", "eager")
+
+
+def in_sample(*forms: str) -> tuple[str, ...]:
+    """Return the options by which one case of each test runs in these forms; none for `full`."""
+    return () if FULL else tuple(part for form in forms for part in ("--amp-sample", form))
+
+
+# Every test runs in every form. All its cases run eagerly and, in the main environment, in the first compiled form.
+FURTHER = in_sample("eager-on-device", "max", "xla")
+COMPILED = in_sample("compiled", "default", "max", "xla")
+LESS = ("--proved-elsewhere", *COMPILED, *WITHOUT_PROVED)
+EAGER = ("--proved-elsewhere", "--sample-suite", "--amp-form", "eager")
 SUITE_ONLY = (*EAGER, SUITE, *WITHOUT_RANKS, "tests/test_checkpoint_file.py")
 SOME = (*SUITE_ONLY, "--ignore", "tests/core/test_structure.py", "tests/core")
 
@@ -205,7 +215,7 @@ def passed(session: nox.Session, *arguments: Any) -> bool:
 def tests(session: nox.Session) -> None:
     """The suite on torch, TensorFlow with Keras 3 and MXNet 1.9, in one process; everything else on one of them."""
     # The kit's mutants all die of 20 trajectories, those of ranks of 12 steps; these are for what no mutant stands for.
-    run_tests(session, "main", 100)
+    run_tests(session, "main", 100, *FURTHER)
 
 
 @nox.session(python=PYTHON)
@@ -242,7 +252,7 @@ def tests_jax(session: nox.Session) -> None:
     """The third-party backend, a separate distribution: its tests and the conformance suite, on JAX."""
     install(session, "--group", "jax", "-e", ".[examples,test]", "-e", "examples/third_party_backend")
     session.env.update(JAX_CACHE)
-    pytest(session, "jax", 100, "examples/third_party_backend/tests")
+    pytest(session, "jax", 100, *COMPILED, "examples/third_party_backend/tests")
 
 
 @nox.session(python=PYTHON)

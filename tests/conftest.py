@@ -6,11 +6,12 @@ import os
 import effort
 import pytest
 import toy.registered  # noqa: F401
-from selection import ENVIRONMENTS, FRAMEWORKS, is_costly, is_proved_elsewhere, is_quick, is_repeated, place, sampled
+from selection import ENVIRONMENTS, FRAMEWORKS, is_proved_elsewhere, is_quick, is_repeated, place
 
 from unifiedamp import PolicyNotSupportedError
 from unifiedamp.config import plugins
 from unifiedamp.conformance.plugin import peers, refused_here
+from unifiedamp.conformance.sample import sampled
 
 #: Folders of tests that only one framework can run, where it is not installed.
 collect_ignore = [f"on_{name}" for name in FRAMEWORKS if not plugins.is_installed(name)]
@@ -55,11 +56,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--proved-backend", action="append", default=[], help="it proves this backend too: run its own folder alone"
     )
-    parser.addoption(
-        "--sample",
-        choices=["compiled", "all"],
-        help="of each test of the suite, run only the first and the last case in each compiled form, or in each form",
-    )
+    parser.addoption("--sample-suite", action="store_true", help="run one case of each test of the suite")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -70,8 +67,8 @@ def pytest_collection_modifyitems(config, items):
         kept = [item for item in kept if not is_proved_elsewhere(item, config.getoption("--proved-backend"))]
     if effort.QUICK:
         kept = [item for item in kept if is_quick(item)]
-    if wanted := config.getoption("--sample"):
-        kept = sampled(kept, is_costly if wanted == "compiled" else is_repeated)
+    if config.getoption("--sample-suite"):
+        kept = sampled(kept, is_repeated)
     chosen = set(map(id, kept))
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
     items[:] = sorted(kept, key=place)

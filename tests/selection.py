@@ -5,12 +5,13 @@ CONTRIBUTING.md says what each environment proves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import effort
 import pytest
 
 from unifiedamp.conformance.plugin import backend_of, declared
+from unifiedamp.conformance.sample import form_of, parameters_of
 
 FRAMEWORKS = ("torch", "tensorflow", "mxnet")
 ENVIRONMENTS = {
@@ -32,10 +33,6 @@ ON_NUMPY = {
 """Chapters on arrays that come from numpy, go to it, or are saved: each case runs on each numpy."""
 NAMED_BY = ("harness", "backend", "peer", "other", "together")
 """Parameters of tests that hold a backend's name."""
-
-
-def parameters_of(item: pytest.Item) -> dict[str, object]:
-    return dict(item.callspec.params) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
 
 
 def own_folder(item: pytest.Item) -> str:
@@ -81,34 +78,9 @@ def _ranks_of(item: pytest.Item) -> int:
 
 def is_quick(item: pytest.Item) -> bool:
     """Tell whether a test compiles nothing: the toy does not, whatever its forms are called."""
-    form = str(parameters_of(item).get("form", "eager"))
-    return form.startswith("eager") or backend_of(item) == "toy"
-
-
-def sampled(items: Iterable[pytest.Item], is_left_out: Callable[[pytest.Item], bool]) -> list[pytest.Item]:
-    """Leave out such cases; but of each test, the first and the last case in each form of each backend stay."""
-    first: dict[tuple[str, ...], pytest.Item] = {}
-    last: dict[tuple[str, ...], pytest.Item] = {}
-    for item in filter(is_left_out, items):
-        first.setdefault(test_and_form(item), item)
-        last[test_and_form(item)] = item
-    kept = {id(item) for item in (*first.values(), *last.values())}
-    return [item for item in items if not is_left_out(item) or id(item) in kept]
-
-
-def is_costly(item: pytest.Item) -> bool:
-    """Tell whether a case runs in a compiled form, which costs several times an eager one."""
-    return not effort.FULL and not str(parameters_of(item).get("form", "eager")).startswith("eager")
+    return not form_of(item) or form_of(item).startswith("eager") or backend_of(item) == "toy"
 
 
 def is_repeated(item: pytest.Item) -> bool:
     """Tell whether a case of the suite is one of many that use Python and numpy alike: where those alone are newer."""
     return not effort.FULL and backend_of(item) is not None and item.path.stem not in ON_NUMPY
-
-
-def test_and_form(item: pytest.Item) -> tuple[str, ...]:
-    return name_of(item), backend_of(item) or "", str(parameters_of(item).get("form"))
-
-
-def name_of(item: pytest.Item) -> str:
-    return item.nodeid.partition("[")[0]

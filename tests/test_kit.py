@@ -99,6 +99,27 @@ def test_a_stale_expectation_is_an_error(judge):
     assert "names no test; take it out" in done.stderr
 
 
+@pytest.mark.parametrize("option", ["--amp-form", "--amp-sample"])
+def test_what_a_narrower_run_leaves_out_is_not_stale(judge, option):
+    """The expectation is of the other form."""
+    done, _ = judge(BROKEN.replace("eager", "compiled"), only="", options=(option, "eager", "--collect-only"))
+    assert done.returncode == 0, done.stderr
+
+
+def test_one_case_of_each_test_runs_in_a_form_that_is_sampled(judge):
+    def collected(*options):
+        found = judge(only="", options=(*options, "--collect-only"))[0].stdout.splitlines()
+        return [line.rpartition("/")[2] for line in found if "[judged-" in line]
+
+    whole, some = collected(), collected("--amp-sample", "eager")
+    sampled = [line for line in whole if "[judged-eager" in line]
+    kept = [line for line in some if "[judged-eager" in line]
+    names = [line.partition("[")[0] for line in kept]
+    assert sorted(names) == sorted({line.partition("[")[0] for line in sampled})
+    assert set(kept) < set(sampled)
+    assert [line for line in whole if line not in sampled] == [line for line in some if line not in kept]
+
+
 def test_an_expectation_needs_a_reason(judge):
     done, _ = judge(BROKEN, reason="")
     assert done.returncode == 4

@@ -57,15 +57,15 @@ def ends_as(whole, arguments, **options):
     assert len(losses[0]) == 88
 
 
-@pytest.mark.parametrize("form", ["eager", "compiled"])
-def test_dying_at_a_checkpoint_the_scale_goes_its_way(training, form):
+@pytest.mark.parametrize("form", ["compiled"])
+def test_dying_at_a_checkpoint_the_scale_goes_its_way(training):
     """In two places, across frameworks; ``test_killed_training.py`` dies at every place, in a smaller training."""
     arguments, whole = training
     for place in (("within write", 5), ("before directory fsync", 7)):
         code, _, err = finish(resumed(arguments, DYING.format(place=place)))
         assert code == -signal.SIGKILL, err
         assert (arguments[-1] / "checkpoint.npz").exists()
-    ends_as(whole, arguments, **({"popen": subprocess.Popen} if form == "eager" else {}))
+    ends_as(whole, arguments, popen=subprocess.Popen)
 
 
 @pytest.mark.skipif(not KILLS, reason="random kills belong to the full session; each place is died at above")

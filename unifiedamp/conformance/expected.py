@@ -61,6 +61,7 @@ def apply(items: Sequence[pytest.Item], backend_of: Callable[[pytest.Item], str 
 
 
 def _narrowed(items: Sequence[pytest.Item]) -> bool:
-    """Whether the user asked for single tests, so that an absent id says nothing."""
+    """Whether the user asked for single tests or forms, so that an absent id says nothing."""
     config = items[0].config
-    return bool(config.option.keyword or config.option.markexpr or any("::" in arg for arg in config.args))
+    forms = config.getoption("--amp-form") or config.getoption("--amp-sample")
+    return bool(forms or config.option.keyword or config.option.markexpr or any("::" in arg for arg in config.args))

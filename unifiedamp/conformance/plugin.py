@@ -1,6 +1,6 @@
 """The pytest plugin of the conformance kit: which backends run, what their capabilities and expected failures say.
 
-Options: ``--amp-backend NAME`` (or ``all``), ``--amp-form FORM``, ``--amp-json FILE``,
+Options: ``--amp-backend NAME`` (or ``all``), ``--amp-form FORM``, ``--amp-sample FORM``, ``--amp-json FILE``,
 ``--amp-trajectories N``, ``--amp-soak N``.
 """
 
@@ -16,7 +16,7 @@ from unifiedamp.backend import Capabilities
 from unifiedamp.config import plugins
 from unifiedamp.errors import PolicyNotSupportedError
 
-from . import emulated, expected, report
+from . import emulated, expected, report, sample
 from .harness import Harness, load_harness
 from .optional import NotInFramework
 
@@ -29,6 +29,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("unifiedamp", "unifiedamp conformance kit")
     group.addoption("--amp-backend", default="all", help="the backend under test, or 'all' that are installed")
     group.addoption("--amp-form", action="append", help="only this form of the harness; again for more")
+    group.addoption(
+        "--amp-sample",
+        action="append",
+        help="run one case of each test in this form; again for more",
+    )
     group.addoption("--amp-peer", action="append", help="take over states of this backend alone; again for more")
     group.addoption("--amp-unmarked", action="store_true", help="leave it to another plugin to call mark()")
     group.addoption("--amp-json", default=None, help="write the conformance report here")
@@ -114,7 +119,11 @@ def backend_of(item: pytest.Item) -> str | None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests, unless another plugin does it later."""
+    """Leave out cases of the forms that are sampled, and mark the others, unless another plugin does it later."""
+    kept = sample.in_forms(items, config.getoption("--amp-sample") or ())
+    chosen = set(map(id, kept))
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
+    items[:] = kept
     if not config.getoption("--amp-unmarked"):
         mark(items)
 
