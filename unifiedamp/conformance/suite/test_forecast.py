@@ -250,6 +250,19 @@ def test_evaluation_and_dropped_steps_are_not_forecast(harness):
     assert run.totals.layers["layer0"].tensors["input"].counts.sum() == 32
 
 
+def test_evaluation_between_backward_and_step_is_not_forecast(harness):
+    amp, model, optimizer, _ = mlp_run(harness, "eager", layers(4, 4, 4), loss_scale=1.0)
+    x, zeros = amp.to_native(batch()), amp.to_native(np.zeros((8, 4), np.float32))
+    with amp.forecast(steps=1) as run:
+        amp.backward(lambda: harness.mean_square(model(x), zeros), optimizer)
+        with amp.inference(model):
+            model(x)
+        amp.step(optimizer)
+    assert {name: layer.tensors["input"].counts.sum() for name, layer in run.totals.layers.items()} == {
+        "layer0": 32, "layer1": 32
+    }  # fmt: skip
+
+
 def test_fewer_steps_are_said_and_none_refused(harness):
     amp, _, _, feed = mlp_run(harness, "eager", layers(4, 16, 2), loss_scale=1.0)
     with amp.forecast(steps=3) as run:

@@ -156,3 +156,32 @@ def test_a_model_inside_regions_of_two_policies(harness, inner):
         pytest.skip(f"refused: {refused}")
     np.testing.assert_array_equal(within, expected)
     np.testing.assert_array_equal(again, outside)
+
+
+@pytest.mark.needs("float8", "emulation")
+@pytest.mark.parametrize("own", ["mixed_bfloat16", "tensorwise", "delayed"])
+@pytest.mark.parametrize("recipe", ["tensorwise", "delayed"])
+def test_a_region_of_float8_computes_by_its_own_recipe_or_is_refused(harness, form, recipe, own):
+    """Whatever layers were made ready for: histories of another recipe are not used for it, and nothing else is."""
+
+    def answer(policy, region=None):
+        amp = session(harness, form, policy)
+        with amp.scope():
+            model = harness.mlp([(np.tile(w, (2, 2)), np.tile(b, 2)) for w, b in layers()])
+        model = amp.prepare(model)
+        call, x = compiled(amp, form, lambda x: model(x)), amp.to_native(np.tile(batch(), (4, 2)) / 3)
+        with amp.inference(model), amp.autocast(policy=region):
+            return np.asarray(amp.to_numpy(call(x)), np.float64)
+
+    def float8(recipe):
+        return ua.Policy(compute_dtype="float8", recipe=recipe, emulate=True)
+
+    try:
+        found = answer(MIXED.replace(emulate=True) if own == "mixed_bfloat16" else float8(own), float8(recipe))
+    except ua.PolicyNotSupportedError as refusal:
+        pytest.skip(str(refusal))
+    except ua.UnsupportedError as refusal:
+        assert recipe in str(refusal) or "float8" in str(refusal)
+        assert own != recipe
+    else:
+        np.testing.assert_allclose(found, answer(float8(recipe)), rtol=1e-6, atol=1e-6)
