@@ -181,7 +181,7 @@ def test_a_region_of_float8_computes_by_its_own_recipe_or_is_refused(harness, fo
     except ua.PolicyNotSupportedError as refusal:
         pytest.skip(str(refusal))
     except ua.UnsupportedError as refusal:
-        assert recipe in str(refusal) or "float8" in str(refusal)
-        assert own != recipe
+        if own == recipe or "float8" not in str(refusal):
+            raise
     else:
         np.testing.assert_allclose(found, answer(float8(recipe)), rtol=1e-6, atol=1e-6)
