@@ -100,3 +100,13 @@ def test_switches_left_on_are_told(monkeypatch):
     with pytest.warns(TuningWarning, match="NaiveEngine is on"):
         amp.prepare(dense(1))
     amp.close()
+
+
+@pytest.mark.parametrize(("activation", "told"), [(None, True), ("relu", False)])
+def test_a_bias_inside_an_activation_is_not_what_a_batch_norm_subtracts(activation, told):
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(4, in_units=4, activation=activation), gluon.nn.BatchNorm(in_channels=4))
+    net.initialize()
+    amp = amp_of(fused_optimizer=True)
+    amp.prepare(net)
+    assert ("tuning.bias_before_norm" in {row.setting for row in amp.explain()}) == told

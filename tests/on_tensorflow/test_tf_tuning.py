@@ -196,3 +196,13 @@ def test_switches_left_on_are_told(on, off, name):
         off()
     with pytest.raises(KeyError):
         amp.explain().row("debugging")
+
+
+@pytest.mark.parametrize(("activation", "told"), [(None, True), ("linear", True), ("relu", False)])
+def test_a_bias_inside_an_activation_is_not_what_a_batch_norm_subtracts(activation, told):
+    amp = ua.Amp("tensorflow", "float32", tuning={"channels_last": True, "best_effort": True})
+    with amp.scope():
+        first = keras.layers.Dense(4, activation)
+        model = keras.Sequential([keras.Input((4,)), first, keras.layers.BatchNormalization()])
+    amp.prepare(model)
+    assert ("tuning.bias_before_norm" in {row.setting for row in amp.explain()}) == told
