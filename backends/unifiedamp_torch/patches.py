@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 import torch.utils.checkpoint
 from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
+
+from unifiedamp.backend import errors
 
 Attention = Callable[..., Any]
 """``torch.nn.functional.scaled_dot_product_attention``, or what stands for it."""
@@ -41,7 +44,7 @@ def replace_attention(count: Callable[..., Any]) -> Callable[[], None]:
 Scaler = torch.amp.GradScaler
 Reentrant = torch.utils.checkpoint.CheckpointFunction
 CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
-_SCALED = "unifiedamp: scaled by a GradScaler"
+_SCALED, _OF_SESSION = "unifiedamp: scaled by a GradScaler", "unifiedamp: scaled by a session"
 
 
 class NativeCallObserver(Protocol):
@@ -62,7 +65,7 @@ class _Watched:
 
     Attributes:
         observers: of all sessions that are in use.
-        scaled: some GradScaler has scaled a loss since.
+        scaled: some GradScaler has scaled a loss since, or a user has read one that a session scaled.
         recomputed: some reentrant checkpoint has run since.
     """
 
@@ -99,7 +102,8 @@ _watched = _Watched()
 
 def watch_torch(observer: NativeCallObserver) -> Callable[[], None]:
     """Let an observer refuse ``unscale_`` of GradScalers, steps of optimizers and torch's functions that clip, mark the
-    losses that GradScalers scale, and note reentrant checkpoints; return what ends that.
+    losses that GradScalers scale, refuse those that are scaled already, and note reentrant checkpoints; return what
+    ends that.
 
     Scalers whose class has ``of_session`` are left alone.
     """
@@ -116,14 +120,12 @@ def watch_torch(observer: NativeCallObserver) -> Callable[[], None]:
 
 def is_scaled(loss: torch.Tensor) -> bool:
     """Return whether a GradScaler has scaled a loss, also where it was divided or averaged since."""
-    node = loss.grad_fn if _watched.scaled else None
-    while node is not None:
-        marks: Any = node.metadata  # a dict, which torch declares as a method
-        if _SCALED in marks:
-            return True
-        before = [each for each, _ in node.next_functions if each is not None]
-        node = before[0] if len(before) == 1 else None
-    return False
+    return _is_marked(loss, _SCALED)
+
+
+def mark_scaled(loss: torch.Tensor) -> None:
+    """Let GradScalers refuse a loss that a session has scaled."""
+    _mark(loss, _OF_SESSION)
 
 
 def recomputes_reentrantly(loss: torch.Tensor) -> bool:
@@ -149,13 +151,39 @@ def _before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> 
 def _marking(scale: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(scale)
     def marked(self: Any, outputs: Any) -> Any:
-        result = scale(self, outputs)
-        node = getattr(result, "grad_fn", None)
-        if node is not None and result is not outputs and not hasattr(self, "of_session"):
-            node.metadata[_SCALED] = _watched.scaled = True
+        given = list(outputs) if isinstance(outputs, Iterator) else outputs
+        result = scale(self, given)
+        if result is given or hasattr(self, "of_session"):
+            return result
+        for loss in tree_leaves(given):
+            if _is_marked(loss, _OF_SESSION):
+                raise errors.StepOrderError(
+                    "torch.amp.GradScaler.scale: amp.scale_loss has scaled this loss already, and its gradients would "
+                    "be applied times the GradScaler's scale: leave the GradScaler out, and call scaled_loss.backward()"
+                )
+        for loss in tree_leaves(result):
+            _mark(loss, _SCALED)
         return result
 
     return marked
+
+
+def _mark(loss: object, mark: str) -> None:
+    node = getattr(loss, "grad_fn", None)
+    if node is not None:
+        node.metadata[mark] = _watched.scaled = True
+
+
+def _is_marked(loss: object, mark: str) -> bool:
+    """Return whether a loss was marked, also where it was divided or averaged since."""
+    node = getattr(loss, "grad_fn", None) if _watched.scaled else None
+    while node is not None:
+        marks: Any = node.metadata  # a dict, which torch declares as a method
+        if mark in marks:
+            return True
+        before = [each for each, _ in node.next_functions if each is not None]
+        node = before[0] if len(before) == 1 else None
+    return False
 
 
 def _asking(unscale: Callable[..., Any]) -> Callable[..., Any]:

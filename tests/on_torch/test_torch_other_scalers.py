@@ -35,6 +35,27 @@ def test_a_loss_that_it_scaled_is_refused(loop, change):
     assert amp.step(optimizer).applied
 
 
+@pytest.mark.parametrize("outputs", [lambda value: value, lambda value: [value / 2], lambda value: iter([value])])
+def test_it_does_not_scale_a_loss_of_the_session(loop, outputs):
+    amp, _, optimizer, loss, scaler = loop
+    with amp.autocast():
+        found = loss()
+    with amp.scale_loss(found, optimizer) as scaled_loss:
+        if amp.loss_scale > 1:
+            with pytest.raises(ua.StepOrderError, match="GradScaler.scale: amp.scale_loss has scaled this loss"):
+                scaler.scale(outputs(scaled_loss.value))
+        scaled_loss.value.backward()
+    assert amp.step(optimizer).applied
+
+
+def test_losses_that_it_scaled_together_are_refused(loop):
+    amp, _, optimizer, loss, scaler = loop
+    with amp.autocast():
+        first, _ = scaler.scale((loss(), loss()))
+    with pytest.raises(ua.LossError, match="a torch.amp.GradScaler has scaled this loss already"):
+        amp.scale_loss(first, optimizer)
+
+
 @pytest.mark.parametrize("call", ["unscale_", "step"])
 def test_its_calls_on_the_sessions_gradients_are_refused(loop, call):
     amp, model, optimizer, loss, scaler = loop

@@ -10,7 +10,7 @@ import torch
 from unifiedamp.backend import Switches, errors
 
 from ..distributed.local_passes import LocalPasses
-from ..patches import is_scaled, recomputes_reentrantly
+from ..patches import is_scaled, mark_scaled, recomputes_reentrantly
 from ..precision.autocast import recomputing
 from .gradients import parameters
 from .master_weights import MasterWeights
@@ -87,6 +87,7 @@ class TorchScaledLoss:
             self._value_read = True
             if self._context.native.rescales:
                 self._value.register_hook(note_pass)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                mark_scaled(self._value)
         return self._value
 
     def _use(self) -> None:
