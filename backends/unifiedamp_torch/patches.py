@@ -43,7 +43,12 @@ def replace_attention(count: Callable[..., Any]) -> Callable[[], None]:
 
 Scaler = torch.amp.GradScaler
 Reentrant = torch.utils.checkpoint.CheckpointFunction
-CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
+CLIPPING = {
+    "clip_grad_norm_": "clip_grad_norm",
+    "clip_grads_with_norm_": "clip_grad_norm",
+    "clip_grad_value_": "clip_grad_value",
+}
+"""Name in ``torch.nn.utils`` → the session's call that clips true gradients."""
 _SCALED, _OF_SESSION = "unifiedamp: scaled by a GradScaler", "unifiedamp: scaled by a session"
 
 
@@ -56,8 +61,8 @@ class NativeCallObserver(Protocol):
     def before_any_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse ``optimizer.step()``, or do nothing."""
 
-    def before_clip(self, call: str, params: Sequence[torch.Tensor]) -> None:
-        """Refuse ``call``, which would clip the gradients of parameters, or do nothing."""
+    def before_clip(self, name: str, params: Sequence[torch.Tensor]) -> None:
+        """Refuse the function of this name, which would clip the gradients of parameters, or do nothing."""
 
 
 class _Watched:
@@ -81,9 +86,10 @@ class _Watched:
             self._put(Scaler, "scale", _marking(Scaler.scale))
             self._put(Scaler, "unscale_", _asking(Scaler.unscale_))
             self._put(Reentrant, "forward", staticmethod(_noting(Reentrant.forward)))
-            for module in (torch.nn.utils, torch.nn.utils.clip_grad):
-                for name in CLIPPING:
-                    self._put(module, name, _clipping(getattr(module, name)))
+            for name in CLIPPING:
+                for owner, attribute, before in _places_of(name):
+                    self._before.append((owner, attribute, before))
+                    setattr(owner, attribute, _clipping(name, before))
 
     def _put(self, owner: Any, name: str, method: Any) -> None:
         self._before.append((owner, name, vars(owner)[name]))
@@ -95,6 +101,22 @@ class _Watched:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
+
+
+def _places_of(name: str) -> list[tuple[Any, str, Any]]:
+    """Return where one of torch's functions that clip is kept, as (owner, attribute, function).
+
+    Scripts import it by name, also before a session is made: what is replaced is the function that it calls under
+    ``no_grad``; in a torch where it calls none, the names in torch's modules.
+    """
+    outer: Any = getattr(torch.nn.utils, name, None)
+    if outer is None:
+        return []  # older than torch 2.6
+    cells = dict(zip(outer.__code__.co_freevars, outer.__closure__ or (), strict=True))
+    if "func" in cells:
+        return [(cells["func"], "cell_contents", cells["func"].cell_contents)]
+    modules = (torch.nn.utils, torch.nn.utils.clip_grad)
+    return [(module, name, outer) for module in modules if hasattr(module, name)]
 
 
 _watched = _Watched()
@@ -196,13 +218,13 @@ def _asking(unscale: Callable[..., Any]) -> Callable[..., Any]:
     return asked
 
 
-def _clipping(clip: Callable[..., Any]) -> Callable[..., Any]:
+def _clipping(name: str, clip: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(clip)
     def asked(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
             parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
             for observer in list(_watched.observers):
-                observer.before_clip(f"torch.nn.utils.{clip.__name__}", parameters)
+                observer.before_clip(name, parameters)
         return clip(parameters, *args, **kwargs)
 
     return asked

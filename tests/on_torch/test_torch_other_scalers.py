@@ -6,9 +6,13 @@ import pytest
 import torch
 from loops import batch, mlp, session, weights
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 import unifiedamp as ua
 from unifiedamp_torch import patches
+
+IMPORTED = {"norm": clip_grad_norm_, "value": clip_grad_value_}
+"""As scripts import them, before there is a session."""
 
 
 @pytest.fixture(params=["float32", "bfloat16"])
@@ -85,15 +89,22 @@ def test_torchs_class_is_as_it_was_when_sessions_are_closed(monkeypatch):
     monkeypatch.setattr(patches, "_watched", patches._Watched())  # sessions of other tests may be open
     for name in ("scale", "unscale_"):
         monkeypatch.setattr(torch.amp.GradScaler, name, inspect.unwrap(getattr(torch.amp.GradScaler, name)))
-    before = dict(vars(torch.amp.GradScaler))
+    before, clips = dict(vars(torch.amp.GradScaler)), [_called(each) for each in IMPORTED.values()]
     first, second = session(loss_scale=4.0), session(loss_scale=4.0)
     for amp in (first, second):
         model = mlp()
         amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     first.close()
     assert dict(vars(torch.amp.GradScaler)) != before
+    assert [_called(each) for each in IMPORTED.values()] != clips
     second.close()
     assert dict(vars(torch.amp.GradScaler)) == before
+    assert [_called(each) for each in IMPORTED.values()] == clips
+
+
+def _called(function):
+    """What one of torch's functions calls under ``no_grad``."""
+    return inspect.getclosurevars(function).nonlocals["func"]
 
 
 CLIPS = {"norm": ("clip_grad_norm_", 0.01), "value": ("clip_grad_value_", 0.001)}
@@ -105,9 +116,12 @@ def test_clipping_scaled_gradients_by_torch_is_refused_and_true_ones_are_clipped
     name, limit = CLIPS[clip]
     amp.backward(loss, optimizer)
     if amp.loss_scale > 1:
-        for module in (torch.nn.utils, torch.nn.utils.clip_grad):
-            with pytest.raises(ua.StepOrderError, match=rf"{name}: gradients of this SGD.*call amp.clip_grad_{clip}\("):
-                getattr(module, name)(model.parameters(), limit)
+        functions = [IMPORTED[clip], getattr(torch.nn.utils, name), getattr(torch.nn.utils.clip_grad, name)]
+        if clip == "norm" and hasattr(torch.nn.utils, "clip_grads_with_norm_"):
+            functions.append(lambda params, norm: torch.nn.utils.clip_grads_with_norm_(params, norm, torch.tensor(9.0)))
+        for function in functions:
+            with pytest.raises(ua.StepOrderError, match=rf"gradients of this SGD are.*call amp.clip_grad_{clip}\("):
+                function(model.parameters(), limit)
     amp.unscale(optimizer)
     getattr(torch.nn.utils, name)(model.parameters(), limit)
     largest = torch.cat([param.grad.flatten() for param in model.parameters()]).norm(

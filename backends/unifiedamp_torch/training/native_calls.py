@@ -22,7 +22,7 @@ from unifiedamp.backend import errors
 
 from ..device.kinds import traits
 from ..distributed.local_passes import accumulates
-from ..patches import watch_torch
+from ..patches import CLIPPING, watch_torch
 from .gradients import has_gradients, parameters
 from .master_weights import MasterWeights
 from .unprepared_optimizers import UnpreparedOptimizers
@@ -249,7 +249,7 @@ class NativeCalls:
         if self.rescales and _stepping.optimizer is not optimizer and optimizer not in self._optimizers:
             self.unprepared.check(optimizer)
 
-    def before_clip(self, call: str, params: Sequence[torch.Tensor]) -> None:
+    def before_clip(self, name: str, params: Sequence[torch.Tensor]) -> None:
         """Refuse to clip gradients that are scaled.
 
         Raises:
@@ -257,11 +257,10 @@ class NativeCalls:
         """
         for optimizer in self.with_open_window(self._optimizers):
             if not self.unscaled(optimizer) and self._clips(optimizer, params):
-                clip = call.rpartition(".")[2].rstrip("_")
                 raise errors.StepOrderError(
-                    f"{call}: gradients of this {type(optimizer).__name__} are multiplied by the loss scale until "
-                    f"{self._calls[1]}, and would be clipped so: call amp.{clip}(optimizer, ...) instead, or "
-                    "amp.unscale(optimizer) first"
+                    f"torch.nn.utils.{name}: gradients of this {type(optimizer).__name__} are multiplied by the loss "
+                    f"scale until {self._calls[1]}, and would be clipped so: call amp.{CLIPPING[name]}(optimizer, ...) "
+                    "instead, or amp.unscale(optimizer) first"
                 )
 
     def _clips(self, optimizer: Optimizer, params: Sequence[torch.Tensor]) -> bool:
