@@ -87,6 +87,29 @@ def test_a_model_called_inside_a_function_of_the_users():
     assert len(record["gradients"]) == 4
 
 
+@pytest.mark.parametrize("watch", ["record", "forecast"])
+def test_a_step_in_a_loop_of_a_compiled_step_is_refused(watch):
+    model = dense()
+    amp = ua.Amp("tensorflow", "float32", loss_scale=1.0)
+    model, optimizer = amp.prepare(model, tf.keras.optimizers.SGD(0.01))
+
+    def body(i):
+        amp.backward(lambda: tf.reduce_mean(tf.square(model(tf.ones((2, 4))))), optimizer)
+        amp.step(optimizer)
+        return i + 1
+
+    @amp.compile
+    def step():
+        tf.while_loop(lambda i: i < 2, body, [tf.constant(0)])
+
+    with amp.record(print) if watch == "record" else amp.forecast(steps=1) as run:
+        with pytest.raises(ua.UnsupportedError, match=f"amp.{watch}: amp.step runs in a loop"):
+            step()
+        run.stop()
+    step()
+    assert int(optimizer.iterations.numpy()) == 2
+
+
 @pytest.mark.filterwarnings("ignore::unifiedamp.PolicyWarning")
 def test_under_the_graph_rewrite():
     options = {"tensorflow": {"mode": "graph_rewrite"}}

@@ -11,7 +11,7 @@ from unifiedamp.backend import Forecaster, ProductCounts, forecast
 from .._types import Optimizer, Tensor, Variable
 from ..training.prepared_objects import PreparedObjects
 from ..training.scaler import DeviceScaler
-from .recorder import TensorFlowRecorder
+from .recorder import TensorFlowRecorder, check_here
 from .step_counter import StepCounter
 
 
@@ -46,6 +46,7 @@ class TensorFlowForecaster(Forecaster):
         """Count the gradients of kernels, those of all replicas together."""
         counter = self._recorder.current
         assert isinstance(counter, StepCounter)
+        check_here(counter, "amp.forecast")
         scale = None if self._scaler is None else self._scaler.scale.read_value()
         present = self._prepared.buffer(optimizer, "forecast").collect("forecast")
         counter.gradients(present, scale, None, self._prepared.find(optimizer).params.name_of)

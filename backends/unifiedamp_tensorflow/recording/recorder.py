@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unifiedamp.backend import Recorder, recording
+from unifiedamp.backend import Recorder, errors, recording
 
 from .._types import Gradient, Optimizer, Tensor
 from ..device.numerics import multiplied
 from ..distributed.distributed import TensorFlowDistributed
 from ..distributed.messages import worker_messages
+from ..distributed.replica_programs import present_programs
 from ..models.epsilons import epsilons
 from ..models.weights import TensorFlowWeights
 from ..training.gradient_buffer import GradientBuffer
@@ -55,6 +56,7 @@ class TensorFlowRecorder(Recorder):
 
     def note_gradients(self, optimizer: Optimizer) -> Sequence[str]:
         assert self.current is not None
+        check_here(self.current, "amp.record")
         buffer = self._prepared.buffer(optimizer, "record")
         scale = None if self._scaler is None else self._scaler.scale.read_value()
         self.current.gradients(buffer.collect("record"), scale, buffer.loss)
@@ -112,6 +114,19 @@ class TensorFlowRecorder(Recorder):
     def epsilons(self) -> list[recording.Epsilon]:
         optimizers = [prepared.inner for prepared in self._prepared.optimizers]
         return list(epsilons(self._prepared.models, optimizers))
+
+
+def check_here(current: StepRecorder | StepCounter, call: str) -> None:
+    """Refuse gradients of a graph inside that which is recorded, whose tensors cannot be read outside of it.
+
+    Raises:
+        UnsupportedError: always there.
+    """
+    if present_programs() is None and not current.here():
+        raise errors.UnsupportedError(
+            f"{call}: amp.step runs in a loop, a branch or a tf.function, whose numbers cannot be read outside of it: "
+            "call amp.step in the compiled step itself, or in Python"
+        )
 
 
 def _multiplied(gradients: Mapping[str, Gradient], factor: Tensor | None) -> Mapping[str, Gradient]:
