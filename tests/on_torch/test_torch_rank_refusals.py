@@ -138,6 +138,39 @@ def extended(how):
     return run
 
 
+def extended_shards(how, owned):
+    """A layer comes into a sharded model, and its parameters into the optimizer or not."""
+
+    def run(rank):
+        from torch.distributed.fsdp import fully_shard
+
+        model, over, extra = torch.nn.Sequential(linear(), linear()), mesh(), linear()
+        for each in (*model, model):
+            fully_shard(each, mesh=over)
+        amp, model, optimizer = prepare(model)
+        step(amp, model, optimizer)
+        if how == "sharded":
+            fully_shard(extra, mesh=over)
+        if how == "exchanged":
+            model[1] = extra
+        else:
+            model.append(extra)
+        if owned:
+            optimizer.add_param_group({"params": list(extra.parameters())})
+        before = [param.clone() for param in map(whole, model.parameters())]
+        try:
+            step(amp, model, optimizer)
+        finally:
+            unchanged = list(map(torch.equal, before, map(whole, model.parameters())))
+            assert not any(unchanged) if how == "sharded" and owned else all(unchanged)
+
+    return run
+
+
+def whole(param):
+    return param.full_tensor() if hasattr(param, "full_tensor") else param
+
+
 def extended_before(rank):
     """A layer comes into a wrapped model before that is prepared."""
     model = ddp()
@@ -197,6 +230,13 @@ CASES = {
         extended("added"),
         "'extra.bias' came into the model after DistributedDataParallel wrapped",
     ),
+    "shards, added": (extended_shards("added", True), "'2.bias' came into the model after fully_shard sharded it"),
+    "shards, unowned": (extended_shards("added", False), "'2.bias' came into the model after fully_shard sharded it"),
+    "shards, exchanged": (
+        extended_shards("exchanged", True),
+        "'1.weight', '1.bias' came into the model after fully_shard sharded it",
+    ),
+    "shards, sharded": (extended_shards("sharded", False), "no optimizer of the session has them"),
     "before prepare": (extended_before, "'extra.bias' came into the model after DistributedDataParallel wrapped"),
     "exchanged": (extended("exchanged"), "'weight' came into the model after DistributedDataParallel wrapped"),
     "policy": (different(policy=("float32", "mixed_bfloat16")), "and policy is float32"),
@@ -235,6 +275,7 @@ def own_windows(rank):
 def refusals(rank):
     found = {}
     others = {"wrapped anew": wrapped_anew, "own windows": own_windows, "left out": left_out}
+    others["sharded anew"] = extended_shards("sharded", True)
     for name, case in {**{name: case for name, (case, _) in CASES.items()}, **others}.items():
         try:
             case(rank)
@@ -269,5 +310,6 @@ def test_windows_of_the_users_own_train(refused):
     assert [rank["own windows"] for rank in refused] == ["nothing", "nothing"]
 
 
-def test_a_model_that_is_wrapped_anew_trains(refused):
-    assert [rank["wrapped anew"] for rank in refused] == ["nothing", "nothing"]
+@pytest.mark.parametrize("name", ["wrapped anew", "sharded anew"])
+def test_a_layer_trains_that_is_wrapped_or_sharded_as_well(refused, name):
+    assert [rank[name] for rank in refused] == ["nothing", "nothing"]

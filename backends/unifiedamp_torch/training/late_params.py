@@ -1,5 +1,5 @@
 """Refuses parameters that come into prepared models after ``prepare`` and that no optimizer has, which would not train,
-or no reducer of ``DistributedDataParallel``, which would train apart on each rank.
+or that neither ``DistributedDataParallel`` nor ``fully_shard`` reduces, which would train apart on each rank.
 
 A step asks only whether layers changed since the last look. torch's registration hooks tell of what is assigned or
 added to a module; ``insert`` and ``del`` of a container go past them, and change its length or its dict.
@@ -18,12 +18,47 @@ from torch.utils.hooks import RemovableHandle
 
 from unifiedamp.backend import errors
 
-from ..distributed.wrapped import sharded, unreduced
+from ..distributed.wrapped import mesh_of, sharded, unreduced, world_size
 from ..layer_paths import plain_name
 from .gradients import parameters
 
 Optimizer = torch.optim.Optimizer
 _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
+_WRAP = (
+    "DistributedDataParallel wrapped it, so their gradients are not reduced and each rank would train its own; wrap "
+    "the complete model, and prepare that: amp.prepare(DistributedDataParallel(model.module), optimizer)"
+)
+_SHARD = (
+    "fully_shard sharded it, so their gradients are not reduced and each rank would train its own; make the complete "
+    "model before fully_shard and amp.prepare"
+)
+
+
+class _Before:
+    """The parameters that a model had when it was prepared."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self._params = {name: weakref.ref(param) for name, param in model.named_parameters()}
+        self._shards = {name for name, param in model.named_parameters() if mesh_of(param) is not None}
+        self.sharded = sharded([model])
+
+    def late(self, owned: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield those that came since; not those in the place of one that is not ``owned`` by an optimizer either."""
+        before = {name: ref() for name, ref in self._params.items()}
+        known = {id(param) for param in before.values() if param is not None}
+        for name, param in self.model.named_parameters():
+            if self.sharded:  # FSDP exchanges parameters under their names
+                came = name not in before or (name in self._shards and mesh_of(param) is None)
+            else:
+                came = id(param) not in known and (name not in before or id(before[name]) in owned)
+            if came:
+                yield plain_name(name), param
+
+    def unreduced(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield parameters that came since and that ``fully_shard`` did not shard, of a model of several ranks."""
+        if self.sharded and world_size() > 1:
+            yield from ((name, param) for name, param in self.late(set()) if mesh_of(param) is None)
 
 
 class LateParams:
@@ -38,18 +73,18 @@ class LateParams:
         self._version = 0
         self._optimizers, self._model_param = optimizers, model_param
         self._models: list[torch.nn.Module] = []
-        self._before: list[dict[str, weakref.ref[torch.Tensor]]] = []  # of each model, when it was prepared
+        self._before: list[_Before] = []
         self._modules: set[int] = set()
         self._containers: list[torch.nn.Module] = []
         self._seen: Hashable = None
         self._late: list[tuple[str, torch.Tensor]] = []
-        self._unreduced: list[tuple[str, torch.Tensor]] = []
+        self._unreduced: list[tuple[str, torch.Tensor, str]] = []
 
     def follow(self, models: Sequence[torch.nn.Module]) -> list[Callable[[], None]]:
         """Follow further models, with the parameters that they have now; return what ends that."""
         undo = [] if self._models or not models else [_registrations.follow(self)]
         self._models += models
-        self._before += [{name: weakref.ref(param) for name, param in model.named_parameters()} for model in models]
+        self._before += map(_Before, models)
         self._look()
         return undo
 
@@ -96,14 +131,13 @@ class LateParams:
         )
 
     def _check_reduced(self, optimizer: Optimizer) -> None:
-        names = [name for name, param in self._unreduced if param.requires_grad and param.grad is not None]
-        if names:
-            raise errors.PrepareError(
-                f"amp.step({type(optimizer).__name__}): {errors.first_names(names)} came into the model after "
-                "DistributedDataParallel wrapped it, so their gradients are not reduced and each rank would train its "
-                "own; wrap the complete model, and prepare that: "
-                "amp.prepare(DistributedDataParallel(model.module), optimizer)"
-            )
+        found = [
+            (name, mend) for name, param, mend in self._unreduced if param.requires_grad and param.grad is not None
+        ]
+        if found:
+            names = errors.first_names([name for name, _ in found])
+            call = f"amp.step({type(optimizer).__name__})"
+            raise errors.PrepareError(f"{call}: {names} came into the model after {found[0][1]}")
 
     def _owned(self) -> set[int]:
         return {id(self._model_param(param)) for each in self._optimizers for param in parameters(each)}
@@ -114,20 +148,10 @@ class LateParams:
         self._modules = set(map(id, modules))
         self._containers = [each for each in modules if isinstance(each, _CONTAINERS)]
         self._seen = self.layout()
-        self._late = list(self._find())
-        self._unreduced = list(unreduced(self._models))
-
-    def _find(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield late parameters; not those in the place of one that no optimizer trained either."""
         owned = self._owned()
-        for model, refs in zip(self._models, self._before, strict=True):
-            if sharded([model]):
-                continue  # FSDP exchanges parameters
-            before = {name: ref() for name, ref in refs.items()}
-            known = {id(param) for param in before.values() if param is not None}
-            for name, param in model.named_parameters():
-                if id(param) not in known and (name not in before or id(before[name]) in owned):
-                    yield plain_name(name), param
+        self._late = [each for before in self._before for each in before.late(owned)]
+        self._unreduced = [(*each, _WRAP) for each in unreduced(self._models)]
+        self._unreduced += [(*each, _SHARD) for before in self._before for each in before.unreduced()]
 
 
 class _Registrations:
