@@ -145,10 +145,12 @@ JAX_CACHE = {
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
 # What the main environment proves once need not be proved again in the others: the commands and what they compute
-# with, what `unifiedamp migrate` and `report` read and refuse, the layout of the sources, and what happens to a process
-# and its files when it is killed. That a saved run goes on, and that a migrated file trains, is each one's to prove.
-PROVED = ["commands", "compare_parts", "core/test_structure.py"]
-PROVED += [f"workloads/test_{name}.py" for name in ("lost_workers", "workload_killed")]
+# with, what `unifiedamp train`, `migrate` and `report` read and refuse, the layout of the sources, workers of `train`,
+# and what happens to a process and its files when it is killed. That a saved run goes on, and that a migrated file
+# trains, is each one's to prove.
+PROVED = ["commands", "compare_parts", "core/test_structure.py", "forecasts"]
+PROVED += [f"workloads/test_{name}.py" for name in ("bad_files", "lost_workers", "workers_train")]
+PROVED += [f"workloads/test_workload_{name}.py" for name in ("hostile", "killed", "settings")]
 PROVED += [f"migrate/test_{name}.py" for name in ("any_python", "bounds", "command", "growth", "refused_listings")]
 PROVED += [f"migrate/test_{name}_refused.py" for name in ("keras", "torch")]
 PROVED += [f"test_{name}.py" for name in ("author_path", "benchmarks", "checkpoint_file", "contributing")]
@@ -170,13 +172,12 @@ WITHOUT_PROVED = [part for path in PROVED for part in ("--ignore", f"tests/{path
 
 
 def in_sample(*forms: str) -> tuple[str, ...]:
-    """Return the options by which one case of each test runs in these forms; none for `full`."""
+    """Return the options by which one case of each test, or of every Nth, runs in these forms; none for `full`."""
     return () if FULL else tuple(part for form in forms for part in ("--amp-sample", form))
 
 
-# Every test runs in every form. All its cases run eagerly and, in the main environment, in the first compiled form.
-FURTHER = in_sample("eager-on-device", "max", "xla")
-COMPILED = in_sample("compiled", "default", "max", "xla")
+# All cases run eagerly. Every test runs compiled, in one of its cases; every third one in further forms.
+COMPILED = in_sample("compiled", "default", "max=3", "xla=3", "eager-on-device=3")
 LESS = ("--proved-elsewhere", *COMPILED, *WITHOUT_PROVED)
 EAGER = ("--proved-elsewhere", "--sample-suite", "--amp-form", "eager")
 SUITE_ONLY = (*EAGER, SUITE, *WITHOUT_RANKS, "tests/test_checkpoint_file.py")
@@ -215,7 +216,7 @@ def passed(session: nox.Session, *arguments: Any) -> bool:
 def tests(session: nox.Session) -> None:
     """The suite on torch, TensorFlow with Keras 3 and MXNet 1.9, in one process; everything else on one of them."""
     # The kit's mutants all die of 20 trajectories, those of ranks of 12 steps; these are for what no mutant stands for.
-    run_tests(session, "main", 100, *FURTHER)
+    run_tests(session, "main", 100, *COMPILED)
 
 
 @nox.session(python=PYTHON)

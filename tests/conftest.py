@@ -68,7 +68,7 @@ def pytest_collection_modifyitems(config, items):
     if effort.QUICK:
         kept = [item for item in kept if is_quick(item)]
     if config.getoption("--sample-suite"):
-        kept = sampled(kept, is_repeated)
+        kept = sampled(kept, lambda item: int(is_repeated(item)))
     chosen = set(map(id, kept))
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
     items[:] = sorted(kept, key=place)

@@ -112,12 +112,22 @@ def test_one_case_of_each_test_runs_in_a_form_that_is_sampled(judge):
         return [line.rpartition("/")[2] for line in found if "[judged-" in line]
 
     whole, some = collected(), collected("--amp-sample", "eager")
-    sampled = [line for line in whole if "[judged-eager" in line]
-    kept = [line for line in some if "[judged-eager" in line]
+    sampled, kept, fewer = (
+        [line for line in lines if "[judged-eager" in line]
+        for lines in (whole, some, collected("--amp-sample", "eager=3"))
+    )
     names = [line.partition("[")[0] for line in kept]
     assert sorted(names) == sorted({line.partition("[")[0] for line in sampled})
-    assert set(kept) < set(sampled)
+    assert set(fewer) < set(kept) < set(sampled)
+    assert len(kept) / 4 < len(fewer) < len(kept) / 2
     assert [line for line in whole if line not in sampled] == [line for line in some if line not in kept]
+
+
+@pytest.mark.parametrize("share", ["eager=0", "eager=x", "eager=-1"])
+def test_a_share_is_a_whole_number(judge, share):
+    done, _ = judge(options=("--amp-sample", share))
+    assert done.returncode == 4
+    assert f"--amp-sample {share}: give FORM, or FORM=N" in done.stderr
 
 
 def test_an_expectation_needs_a_reason(judge):

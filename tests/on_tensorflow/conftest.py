@@ -21,7 +21,7 @@ def replica_results(tmp_path_factory):
     """
     path, cases = tmp_path_factory.mktemp("replicas") / "results.json", Path(__file__).with_name("replica_cases.py")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = forked.run([sys.executable, str(cases), str(path)], env=environment, timeout=600)
+    done = forked.run([sys.executable, str(cases), str(path)], env=environment, timeout=1200)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(path.read_text())
 

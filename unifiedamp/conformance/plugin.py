@@ -32,7 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--amp-sample",
         action="append",
-        help="run one case of each test in this form; again for more",
+        metavar="FORM[=N]",
+        help="run one case of each test in this form, or of every Nth; again for more",
     )
     group.addoption("--amp-peer", action="append", help="take over states of this backend alone; again for more")
     group.addoption("--amp-unmarked", action="store_true", help="leave it to another plugin to call mark()")

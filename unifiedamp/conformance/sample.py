@@ -1,29 +1,51 @@
-"""One of a test's cases: for forms and environments whose other cases another run goes through."""
+"""One of a test's cases, or of every second, third, … test's: where another run goes through all of them."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 
 
-def in_forms(items: Iterable[pytest.Item], forms: Collection[str]) -> list[pytest.Item]:
-    """Keep one case of each test in each of these forms, and all cases in others."""
-    return sampled(items, lambda item: form_of(item) in forms)
+def in_forms(items: Iterable[pytest.Item], wanted: Iterable[str]) -> list[pytest.Item]:
+    """Keep one case of each test of a backend in these forms, and all other cases.
+
+    Args:
+        items: the cases.
+        wanted: "FORM", or "FORM=N" for one case of every Nth test.
+
+    Raises:
+        pytest.UsageError: N is no whole number of at least 1.
+    """
+    shares = dict(map(_share, wanted))
+    return sampled(items, lambda item: shares.get(form_of(item), 0) if "harness" in parameters_of(item) else 0)
 
 
-def sampled(items: Iterable[pytest.Item], is_sampled: Callable[[pytest.Item], bool]) -> list[pytest.Item]:
-    """Keep one such case of each test in each form of each backend, and all others.
+def _share(text: str) -> tuple[str, int]:
+    form, _, number = text.partition("=")
+    if not (number or "1").isdecimal() or not int(number or "1"):
+        raise pytest.UsageError(f"--amp-sample {text}: give FORM, or FORM=N with N of at least 1")
+    return form, int(number or "1")
 
-    Which one follows from the names of test and form: over many tests, all values of a parameter are kept.
+
+def sampled(items: Iterable[pytest.Item], share: Callable[[pytest.Item], int]) -> list[pytest.Item]:
+    """Keep one case of every Nth test in each form of each backend, where ``share`` returns N; all cases where it
+    returns 0.
+
+    Which test and which case follow from the names of test and form: over many tests, all values of a parameter and all
+    tests' forms are kept.
     """
     known = list(items)
     cases: dict[str, list[pytest.Item]] = {}
-    for item in filter(is_sampled, known):
+    for item in filter(share, known):
         cases.setdefault(_test_and_form(item), []).append(item)
-    kept = {id(each[zlib.crc32(name.encode()) % len(each)]) for name, each in cases.items()}
-    return [item for item in known if not is_sampled(item) or id(item) in kept]
+    kept = set()
+    for name, each in cases.items():
+        group, place = divmod(zlib.crc32(name.encode()), len(each))
+        if group % share(each[0]) == 0:
+            kept.add(id(each[place]))
+    return [item for item in known if not share(item) or id(item) in kept]
 
 
 def parameters_of(item: pytest.Item) -> dict[str, object]:
