@@ -49,10 +49,9 @@ def find_python(version: str) -> str | None:
 NEWER = find_python("3.13")
 # What fails soon first, then long ones: `everything` starts them in this order.
 nox.options.sessions = [
-    "lint", "imports", "tests", "tests_keras2", "tests_jax", "tests_integrations", "tests_numpy2", "tests_mxnet2",
-    "tests_ray",
-    "types", "wheel", "site",
+    "lint", "imports", "tests", "tests_keras2", "tests_jax", "tests_mxnet2", "tests_ray", "tests_integrations",
     *(["tests_python313"] if NEWER else []),
+    "tests_numpy2", "types", "wheel", "site",
 ]  # fmt: skip
 PACKAGES = ("unifiedamp", "unifiedamp_torch", "unifiedamp_tensorflow", "unifiedamp_mxnet")
 FILES = ("unifiedamp/py.typed", "unifiedamp/config/amp.schema.json")
