@@ -141,6 +141,20 @@ def test_a_loss_scaled_outside_record_is_differentiated():
     assert float(model.w.data().asnumpy()[0]) == pytest.approx(0.7)
 
 
+def test_a_loss_in_float16_is_scaled_in_float32():
+    """Times 65536, float16 has not even 1."""
+    amp.init("float32")
+    model = Weight()
+    trainer = trainer_of(model)
+    amp.init_trainer(trainer)
+    with autograd.record():
+        loss = model(array([3.0])).astype("float16")
+        with amp.scale_loss(loss, trainer) as scaled:
+            scale = trainer._amp_loss_scaler.loss_scale
+    assert dtype_name(scaled) == "float32"
+    assert scaled.asnumpy().tolist() == [3 * scale]
+
+
 def test_a_hopeless_run_stops():
     amp.init("float32")
     model = Weight()

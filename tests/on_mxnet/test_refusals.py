@@ -184,3 +184,15 @@ def test_a_symbol_block_is_told_apart(net, array, tmp_path):
     expected = model(array(batch())).asnumpy()
     with amp.inference():
         assert np.array_equal(loaded(array(batch())).asnumpy(), expected)
+
+
+@pytest.mark.parametrize("kind", ["rmsprop", "adagrad"])
+def test_moments_of_an_optimizer_that_is_not_known(net, array, kind):
+    amp = ua.Amp("mxnet", "bfloat16;update=stochastic;emulate=true", loss_scale="none")
+    model = net()
+    model, trainer = amp.prepare(model, gluon.Trainer(model.collect_params(), kind, {"learning_rate": 0.1}))
+    x = array(batch())
+    amp.backward(lambda: model(x).sum(), trainer)
+    assert amp.step(trainer).applied
+    with pytest.raises(ua.UnsupportedError, match=r"moments of this \w+ are not known; .* SGD, Adam are"):
+        amp.state_dict(moments=True)
