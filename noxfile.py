@@ -22,6 +22,9 @@ from typing import Any
 import nox
 import nox.command
 
+sys.path.insert(0, str(Path(__file__).parent / "scripts"))
+from environments import COMPILED, FULL, KERAS2, LESS, MXNET_PROVED, SOME, SUITE, SUITE_ONLY, WITHOUT_RANKS
+
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "uv|venv"
 nox.options.envdir = ".venv/nox"
@@ -126,9 +129,6 @@ def _built(session: nox.Session, folder: Path) -> tuple[Path, Path]:
 
 
 REPORTS = Path(".venv/reports").absolute()
-SUITE = "unifiedamp/conformance/suite"
-WITHOUT_RANKS = ("--ignore", f"{SUITE}/test_ranks.py")  # it starts many processes
-FULL = os.environ.get("UNIFIEDAMP_TEST_EFFORT") == "full"
 LIMIT = 12 * 3600 if FULL else 4800
 """Seconds that one session of ``everything`` may take."""
 # Two processes share the tests; each computes and compiles with one thread, so that they do not wait for each other.
@@ -143,48 +143,6 @@ JAX_CACHE = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
-# What the main environment proves once need not be proved again in the others: the commands and what they compute
-# with, what `unifiedamp train`, `migrate` and `report` read and refuse, the layout of the sources, workers of `train`,
-# and what happens to a process and its files when it is killed. That a saved run goes on, and that a migrated file
-# trains, is each one's to prove.
-PROVED = ["commands", "compare_parts", "core/test_structure.py", "forecasts"]
-PROVED += [f"workloads/test_{name}.py" for name in ("bad_files", "lost_workers", "workers_train")]
-PROVED += [f"workloads/test_workload_{name}.py" for name in ("hostile", "killed", "settings")]
-PROVED += [f"migrate/test_{name}.py" for name in ("any_python", "bounds", "command", "growth", "refused_listings")]
-PROVED += [f"migrate/test_{name}_refused.py" for name in ("keras", "torch")]
-PROVED += [f"test_{name}.py" for name in ("author_path", "benchmarks", "checkpoint_file", "contributing")]
-PROVED += [f"test_{name}.py" for name in ("doc_commands", "killed_training", "kit", "kit_faults", "kit_ranks")]
-PROVED += [f"test_{name}.py" for name in ("mutants", "report_hostile", "time_limits")]
-PROVED += ["on_mxnet/test_rank_mutants.py"]
-# The MXNet of keras2 is that of main: of its tests, those on_mxnet in one process run there, on an older numpy.
-MXNET_PROVED = [
-    part
-    for name in (
-        "compat/test_mxnet_amp", "migrate/test_mxnet", "migrate/test_mxnet_corpus", "on_mxnet/test_dist_conditions",
-        "on_mxnet/test_launched_by_dmlc", "on_mxnet/test_worker_mutants",
-    )
-    for part in ("--ignore", f"tests/{name}.py")
-]  # fmt: skip
-for name in ("resnet50_in_gluon", "conversion_for_inference", "workers_of_a_kvstore_train_the_model_of_one"):
-    MXNET_PROVED += ["--deselect", f"tests/examples/test_examples.py::test_{name}"]
-WITHOUT_PROVED = [part for path in PROVED for part in ("--ignore", f"tests/{path}")]
-
-
-def in_sample(*forms: str) -> tuple[str, ...]:
-    """Return the options by which one case of each test, or of every Nth, runs in these forms; none for `full`."""
-    return () if FULL else tuple(part for form in forms for part in ("--amp-sample", form))
-
-
-# All cases run eagerly. Every test runs compiled, in one of its cases; every third one in further forms.
-COMPILED = in_sample("compiled", "default", "max=3", "xla=3", "eager-on-device=3")
-LESS = ("--proved-elsewhere", *COMPILED, *WITHOUT_PROVED)
-EAGER = ("--proved-elsewhere", "--sample-suite", "--amp-form", "eager")
-SUITE_ONLY = (*EAGER, SUITE, *WITHOUT_RANKS, "tests/test_checkpoint_file.py")
-SOME = (*SUITE_ONLY, "--ignore", "tests/core/test_structure.py", "tests/core")
-
-
-KERAS2 = {"keras2": (SUITE, "tests/test_declared.py"), "keras2_tests": ("tests",)}
-"""Name of a report → what a process of ``tests_keras2`` runs. A file of ``tests`` brings its conftest's options."""
 
 
 def run_tests(session: nox.Session, environment: str, trajectories: int, *options: str) -> None:
