@@ -173,16 +173,16 @@ def _before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> 
 def _marking(scale: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(scale)
     def marked(self: Any, outputs: Any) -> Any:
+        if hasattr(self, "of_session") or not self.is_enabled():
+            return scale(self, outputs)
         given = list(outputs) if isinstance(outputs, Iterator) else outputs
-        result = scale(self, given)
-        if result is given or hasattr(self, "of_session"):
-            return result
         for loss in tree_leaves(given):
             if _is_marked(loss, _OF_SESSION):
                 raise errors.StepOrderError(
                     "torch.amp.GradScaler.scale: amp.scale_loss has scaled this loss already, and its gradients would "
                     "be applied times the GradScaler's scale: leave the GradScaler out, and call scaled_loss.backward()"
                 )
+        result = scale(self, given)
         for loss in tree_leaves(result):
             _mark(loss, _SCALED)
         return result
