@@ -97,14 +97,20 @@ def trainer_of(model, **settings):
 SCALE = ua.DynamicLossScale(initial_scale=8.0, growth_factor=4.0, backoff_factor=0.25, growth_interval=2)
 
 
+def begun(settings=None, **options):
+    """A model and its trainer, after ``init`` and ``init_trainer``."""
+    amp.init("float32")
+    model = Weight()
+    trainer = trainer_of(model, **(settings or {}))
+    amp.init_trainer(trainer, **options)
+    return model, trainer
+
+
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("several", [False, True])
 def test_overflow_skips_and_the_scale_moves_as_the_reference(clip, several):
     gradients = [1.0, 0.25, INF, 1.0, float("nan"), -INF, 1.0, 1.0, 1.0]
-    amp.init("float32")
-    model = Weight()
-    trainer = trainer_of(model, rescale_grad=0.5)
-    amp.init_trainer(trainer, loss_scale=SCALE)
+    model, trainer = begun({"rescale_grad": 0.5}, loss_scale=SCALE)
     state, weight = SCALE.initial_state(), 1.0
     for gradient in gradients:
         with autograd.record():
@@ -129,10 +135,7 @@ def test_overflow_skips_and_the_scale_moves_as_the_reference(clip, several):
 
 
 def test_a_loss_scaled_outside_record_is_differentiated():
-    amp.init("float32")
-    model = Weight()
-    trainer = trainer_of(model)
-    amp.init_trainer(trainer)
+    model, trainer = begun()
     with autograd.record():
         loss = model(array([3.0]))
     with amp.scale_loss(loss, trainer) as scaled:
@@ -143,10 +146,7 @@ def test_a_loss_scaled_outside_record_is_differentiated():
 
 def test_a_loss_in_float16_is_scaled_in_float32():
     """Times 65536, float16 has not even 1."""
-    amp.init("float32")
-    model = Weight()
-    trainer = trainer_of(model)
-    amp.init_trainer(trainer)
+    model, trainer = begun()
     with autograd.record():
         loss = model(array([3.0])).astype("float16")
         with amp.scale_loss(loss, trainer) as scaled:
@@ -156,10 +156,7 @@ def test_a_loss_in_float16_is_scaled_in_float32():
 
 
 def test_a_hopeless_run_stops():
-    amp.init("float32")
-    model = Weight()
-    trainer = trainer_of(model)
-    amp.init_trainer(trainer)
+    model, trainer = begun()
     with pytest.raises(ua.LossScaleExhausted):
         for _ in range(60):
             with autograd.record(), amp.scale_loss(model(array([INF])), trainer) as scaled:

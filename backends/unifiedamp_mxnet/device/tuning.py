@@ -140,11 +140,14 @@ def aggregates(optimizer: Optimizer) -> bool:
 
 
 def biases_before_norm(model: Block) -> list[str]:
-    """Return the blocks with a bias that a batch norm follows, in the order in which blocks were added."""
+    """Return the blocks with a bias that a batch norm follows, in the order in which blocks were added.
+
+    One with an activation has that as its child, so it is no leaf, and its bias is not what the norm subtracts.
+    """
     leaves = [(path, block) for path, block in walk(model) if not block._children]
     return [
         path
         for (path, block), (_, norm) in pairwise(leaves)
         if isinstance(norm, gluon.nn.BatchNorm) and isinstance(block, BEFORE_NORMS)
-        and getattr(block, "bias", None) is not None and getattr(block, "act", None) is None
+        and getattr(block, "bias", None) is not None
     ]  # fmt: skip
