@@ -15,6 +15,7 @@ scales are finer than the tensor. An inf or nan in a tensor makes an operand nan
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -182,8 +183,12 @@ class LinearProperties(mx.operator.CustomOpProp):  # type: ignore[misc]  # as ab
         return ["data", "weight", "bias"] if self._bias else ["data", "weight"]
 
     def infer_shape(self, in_shape: Sequence[list[int]]) -> tuple[list[list[int]], list[list[int]], list[object]]:
-        """Return the shapes of inputs and output."""
+        """Return the shapes of inputs and output; sizes that differ fail here, where the layer is called."""
         data, *others = in_shape
+        weight, sizes = others[0], data[1:] if self._flatten else data[-1:]
+        known = weight and all(size > 0 for size in sizes)
+        if known and math.prod(sizes) != weight[1]:
+            raise ValueError(f"data of shape {tuple(data)} does not fit a weight of shape {tuple(weight)}")
         shape = [data[0], self._outputs] if self._flatten else [*data[:-1], self._outputs]
         return [data, *others], [shape], []
 
