@@ -1,5 +1,7 @@
 """Policies: names that mean what they mean where they come from, and a text form that reads back."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -175,6 +177,21 @@ def test_ambiguous_names_are_refused_with_the_likely_meaning(name):
 def test_malformed_text_is_refused(text, message):
     with pytest.raises(PolicyError if "loss_scale=" not in text else ValueError, match=message):
         Policy.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"keep_norm_float32": "yes"}, "keep_norm_float32 must be true or false, got 'yes'"),
+        ({"emulate": 1}, "emulate must be true or false, got 1"),
+        ({"layer_overrides": {3: "float32"}}, "layer_overrides: 3 is not a glob over layer paths"),
+        ({"layer_overrides": {" ": "float32"}}, "layer_overrides: ' ' is not a glob over layer paths"),
+        ({"layer_overrides": {"head,body": "float32"}}, "layer_overrides: 'head,body' is not a glob over layer paths"),
+    ],
+)
+def test_malformed_settings_are_refused(changes, message):
+    with pytest.raises(PolicyError, match=message):
+        replace(Policy.parse("mixed_bfloat16"), **changes)
 
 
 def test_default_loss_scales():
