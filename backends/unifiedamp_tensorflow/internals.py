@@ -170,16 +170,10 @@ def built_for(optimizer: Optimizer, named: Named) -> tuple[list[Variable], list[
     return found, list(keys)
 
 
-def state_of(variable: Variable, trained: Variable) -> str | None:
-    """Return the name of a state that an optimizer made for a variable that it trains; None for another variable.
-
-    Keras 3 names it "adam/dense_kernel_momentum", Keras 2 "m/dense/kernel".
-    """
-    own, owner = (str(getattr(each, "_shared_name", each.name)) for each in (native(variable), native(trained)))
-    if own.endswith(f"/{owner}"):
-        return own.removesuffix(f"/{owner}")
-    name, prefix = own.rpartition("/")[2], owner.replace("/", "_") + "_"
-    return name.removeprefix(prefix) if name.startswith(prefix) else None
+def long_name(variable: Variable) -> str:
+    """Return the name from which optimizers make those of states: Keras 3's path, or TensorFlow's name."""
+    value = native(variable)
+    return str(getattr(variable, "path", None) or getattr(value, "_shared_name", value.name))
 
 
 def kept_variables(optimizer: Any) -> list[Variable]:
@@ -192,7 +186,7 @@ def slot_name(slot: Variable) -> str:
 
     Keras 3 takes "dense_kernel_momentum", and Keras 2 "m", to which it adds the variable's name.
     """
-    own = str(getattr(slot, "_shared_name", slot.name)).partition(":")[0]
+    own = long_name(slot).partition(":")[0]
     return own.rpartition("/")[2] if hasattr(slot, "path") else own.partition("/")[0]
 
 

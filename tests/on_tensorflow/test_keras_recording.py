@@ -153,3 +153,43 @@ def test_a_trace_that_fails_leaves_the_recorder_at_work():
         step(tf.ones((2, 4)))
     (record,) = [record for record in records if record["kind"] == "step"]
     assert (record["step"], outputs(record)) == (1, ["one", "two"])
+
+
+class OneInAnother(tf.keras.Model):
+    """Layers of one name and one shape, in models of one name, which are built when they are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = self.inner(), self.inner()
+
+    def inner(self):
+        return tf.keras.Sequential(
+            [layers.Dense(1, name="dense", use_bias=False, kernel_initializer="ones")], name="one"
+        )
+
+    def call(self, x):
+        return self.first(x) + 2 * self.second(x)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_moments_of_equal_names_are_those_of_their_weights(policy, compile):
+    """Gradients of ones, and of twos: Adam's first moments are 0.1 of them, the second ones 0.001 of their squares."""
+    amp, records = ua.Amp("tensorflow", policy), []
+    with amp.scope():
+        model = OneInAnother()
+        model(tf.ones((1, 1)))
+    model, optimizer = amp.prepare(model, tf.keras.optimizers.Adam(0.1))
+
+    def step():
+        amp.backward(lambda: tf.reduce_sum(tf.cast(model(tf.ones((1, 1))), tf.float32)), optimizer)
+        amp.step(optimizer)
+
+    with amp.record(records.append, every=1, states=True):
+        (amp.compile(step) if compile else step)()
+    amp.close()
+    (found,) = (record["states"] for record in records if record["kind"] == "step")
+    assert len(found) == 2
+    for each, gradient in zip(found.values(), (1.0, 2.0), strict=True):
+        moments = sorted((state["norm"] for name, state in each.items() if name not in ("weight", "update")))
+        np.testing.assert_allclose(moments, [0.001 * gradient**2, 0.1 * gradient], rtol=1e-5)

@@ -12,7 +12,7 @@ from unifiedamp.backend import recording
 
 from .._types import Tensor, Variable
 from ..device.numerics import real_values
-from ..internals import native, state_of
+from ..internals import long_name, native, trained_variables
 from ..training.prepared_optimizer import PreparedOptimizer
 from .buckets import count_now
 
@@ -52,20 +52,35 @@ def _variables(prepared: PreparedOptimizer) -> Iterator[tuple[str, str, Variable
     yield from ((name, recording.WEIGHT, variable) for name, variable in trained.items())
     taken: Counter[tuple[str, str]] = Counter()
     inner: Any = prepared.inner
-    for variable in map(native, inner.variables):
+    known = {id(native(each)): each for each in trained_variables(inner) or ()}
+    owners = [(name, known.get(id(variable), variable)) for name, variable in trained.items()]
+    for variable in inner.variables:
         # The longest name is the variable's own ("dense_1/kernel" ends as "1/kernel"); of equal names, by order.
-        owners = [(name, owner, state_of(variable, owner)) for name, owner in trained.items()]
-        named = [(name, state, len(owner.name)) for name, owner, state in owners if state and _fits(variable, owner)]
+        states = [(name, owner, _state_of(variable, owner)) for name, owner in owners if _fits(variable, owner)]
+        named = [(name, state, len(long_name(owner))) for name, owner, state in states if state]
         longest = [(name, state) for name, state, size in named if size == max(each[2] for each in named)]
         if longest:
-            place = (variable.name, longest[0][1])
+            place = (long_name(variable), longest[0][1])
             name, state = longest[min(taken[place], len(longest) - 1)]
             taken[place] += 1
-            yield name, state, variable
+            yield name, state, native(variable)
+
+
+def _state_of(variable: Variable, trained: Variable) -> str | None:
+    """Return the name of a state that an optimizer made for a variable that it trains; None for another variable.
+
+    Keras 3 names it "adam/dense_kernel_momentum", Keras 2 "m/dense/kernel".
+    """
+    own, owner = long_name(variable), long_name(trained)
+    if own.endswith(f"/{owner}"):
+        return own.removesuffix(f"/{owner}")
+    name, prefix = own.rpartition("/")[2], owner.replace("/", "_") + "_"
+    return name.removeprefix(prefix) if name.startswith(prefix) else None
 
 
 def _fits(variable: Variable, owner: Variable) -> bool:
-    return variable.shape == owner.shape and (variable.dtype.is_floating or variable.dtype.is_complex)
+    dtype = native(variable).dtype
+    return variable.shape == owner.shape and (dtype.is_floating or dtype.is_complex)
 
 
 def _wide(tensor: Tensor) -> Tensor:
