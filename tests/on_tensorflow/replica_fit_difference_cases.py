@@ -2,95 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import numpy as np
-import tensorflow as tf
-from compared_runs import BATCHES, SIZES, SUMS, network, spoiled, wrong_sums
-from replica_sessions import FITTED, STRATEGY, in_forms, keras
-
-import unifiedamp as ua
-from unifiedamp.conformance.recorded import Kept
-from unifiedamp.integrations.keras import AmpCallback
+from compared_fits import Fit
+from compared_runs import BATCHES
+from replica_sessions import FITTED, STRATEGY, in_forms
 
 PLANTED = {"eager": ("plain",), "compiled": ("plain", "rate", "data", "gradient", "overflow")}
 NATIVE = ("gradient", "reduction")
 """Without a loss scale, where Keras's own optimizer sums the gradients."""
-SECOND = slice(12, 16)
-"""The rows of the second batch that the second replica gets."""
-
-
-class Faulty(keras.callbacks.Callback):
-    """Sets a factor of the sum over replicas in the second step."""
-
-    def __init__(self, total, factor):
-        super().__init__()
-        self.total, self.factor = total, factor
-
-    def on_train_batch_begin(self, batch, logs=None):
-        self.total.assign(self.factor if batch == 1 else 1.0)
-
-
-@contextlib.contextmanager
-def wrong_native_sums(optimizer, factor):
-    """As ``wrong_sums``, of the sums that Keras makes."""
-    name = "_all_reduce_sum_gradients" if hasattr(optimizer, "scale_loss") else "aggregate_gradients"
-    native = getattr(optimizer, name)
-    object.__setattr__(
-        optimizer, name,
-        lambda pairs: [(value * factor if value.shape == SIZES[1:] else value, v) for value, v in native(pairs)],
-    )  # fmt: skip
-    yield
-    object.__delattr__(optimizer, name)
-
-
-class Fit:
-    """A session whose model is fitted anew for each case, by one train function.
-
-    The targets are what gradients are multiplied by.
-    """
-
-    def __init__(self, form, count=2, scale=8.0):
-        self.amp = ua.Amp("tensorflow", "float32", device="cpu", loss_scale=scale)
-        with STRATEGY.scope() if count > 1 else contextlib.nullcontext(), self.amp.scope():
-            self.total = tf.Variable(1.0, trainable=False)
-            self.model, optimizer = self.amp.prepare(network(), keras.optimizers.SGD(0.1))
-            self.model.compile(
-                optimizer, lambda factor, output: tf.reduce_mean(tf.square(spoiled(output, factor)), -1),
-                run_eagerly=form == "eager", jit_compile=False,
-            )  # fmt: skip
-        faulty = wrong_native_sums(optimizer, self.total) if scale == "none" else wrong_sums(self.amp, self.total)
-        self.faulty, self.weights, self.state = faulty, self.model.get_weights(), self.amp.state_dict()
-
-    def __enter__(self):
-        self.faulty.__enter__()
-        return self
-
-    def __exit__(self, *exception):
-        self.faulty.__exit__(*exception)
-        self.amp.close()
-
-    def records(self, case):
-        """Return the records of three steps."""
-        self.model.set_weights(self.weights)
-        self.amp.load_state_dict(self.state)
-        self.model.optimizer.learning_rate = 0.2 if case == "rate" else 0.1
-        x, factor, kept = np.concatenate(BATCHES), np.ones((24, 1), np.float32), Kept()
-        x[SECOND] += 0.1 * (case == "data")
-        factor[SECOND] += 0.5 * (case == "gradient")
-        callbacks = [AmpCallback(self.amp, kept, every=1, compare=True), Faulty(self.total, SUMS.get(case, 1.0))]
-        self.model.fit(x, factor, batch_size=8, shuffle=False, verbose=0, callbacks=callbacks)
-        return kept.records
 
 
 @in_forms(*FITTED)
 def case_fit_differences(form):
-    with Fit(form) as replicas:
+    with Fit(form, STRATEGY) as replicas:
         found = {case: replicas.records(case) for case in PLANTED[form]}
     if form == "eager":
-        with Fit(form, count=1) as alone:
+        with Fit(form) as alone:
             return found | {"alone": alone.records("plain")}
-    with Fit(form, scale="none") as native:
+    with Fit(form, STRATEGY, scale="none") as native:
         return found | {f"native {case}": native.records(case) for case in NATIVE}
 
 
@@ -98,8 +27,8 @@ def case_fit_differences(form):
 def case_fit_forecast(form):
     """What ``amp.forecast`` says of a step of ``fit`` on one device and on two replicas."""
     found, x = [], np.concatenate(BATCHES)
-    for count in (1, 2):
-        with Fit(form, count) as fit, fit.amp.forecast(steps=1) as counted:
+    for strategy in (None, STRATEGY):
+        with Fit(form, strategy) as fit, fit.amp.forecast(steps=1) as counted:
             fit.model.fit(x, np.ones((len(x), 1)), batch_size=8, shuffle=False, verbose=0)
             found.append(str(counted.result()))
     return found

@@ -210,14 +210,17 @@ with strategy.scope():
     model.compile(optimizer=optimizer, loss="mse", jit_compile=False)
 rows = tf.data.Dataset.from_tensor_slices((np.ones((8, 4), np.float32), np.zeros((8, 2), np.float32))).batch(4)
 from unifiedamp.integrations.keras import AmpCallback
-trained = []
+trained, records, said = [], [], ""
 try:
     model.fit(rows, epochs=1, verbose=0)
     trained = [round(float(model.get_weights()[0][0, 0]), 5), amp.applied_steps]
-    model.fit(rows, epochs=1, verbose=0, callbacks=[AmpCallback(amp, [].append, every=1)])
+    model.fit(rows, epochs=1, verbose=0, callbacks=[AmpCallback(amp, records.append, every=1)])
 except ua.UnsupportedError as error:
-    print(json.dumps([trained, str(error)]))
+    said = str(error)
+print(json.dumps([trained, said, len(records)]))
 """
+RECORDS = 6
+"""Of two steps, with what a recording begins and ends with."""
 
 
 def rounded(value, dtype):
@@ -271,21 +274,22 @@ def test_fit_sums_in_the_dtype(results, form):
 
 def test_two_workers(worker_results):
     """Compiled steps, then steps of which XLA runs each worker's forward and backward pass."""
-    assert [trained for trained, _ in worker_results] == [[0.8, 2.0, 4, 1, [False, True]]] * 2
+    assert [trained for trained, *_ in worker_results] == [[0.8, 2.0, 4, 1, [False, True]]] * 2
 
 
 def test_fit_on_two_workers():
-    """Keras 2 trains as it does natively, and is not recorded; Keras 3 does not run ``fit`` there, which is said before
-    it fails.
+    """Keras 2 trains as it does natively, and the first worker records; Keras 3 does not run ``fit`` there, which is
+    said before it fails.
     """
     lines = on_two_workers(WORKER.partition("amp = ")[0] + FITTING)
     if hasattr(keras.mixed_precision.LossScaleOptimizer, "scale_loss"):
-        expected, refused = [], "Keras 3 does not run it under a MultiWorkerMirroredStrategy"
+        expected, refused, records = [], "Keras 3 does not run it under a MultiWorkerMirroredStrategy", [0, 0]
     else:
-        expected, refused = [0.4, 2], "model.fit: Keras adds up what a step returns on each worker"
-    for trained, said in lines:
+        expected, refused, records = [0.4, 2], "", [RECORDS, 0]
+    for trained, said, _ in lines:
         assert trained == expected
         assert refused in said
+    assert [count for *_, count in lines] == records
 
 
 def test_refusals(results):

@@ -35,8 +35,8 @@ for pair in ((0.5, 0.5), (0.5, math.inf), (0.5, 0.5)):
 weight = float(model.weights[0].numpy()[0])
 trained = [round(weight, 5), amp.loss_scale, amp.applied_steps, amp.skipped_steps, ran]
 amp.close()
-from worker_differences import records
-print(json.dumps([trained, records(strategy, rank)]))
+from worker_differences import fit_records, records
+print(json.dumps([trained, records(strategy, rank), fit_records(strategy)]))
 """
 
 

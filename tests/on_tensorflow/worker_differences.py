@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import tensorflow as tf
+from compared_fits import Fit
 from compared_runs import BATCHES, SUMS, network, spoiled, wrong_sums
 
 import unifiedamp as ua
@@ -39,3 +40,11 @@ def records(strategy, rank):
                     run(tf.constant(x, tf.float32), tf.constant(1.5 if wrong and case == "gradient" else 1.0))
             found[case] = kept.records
     return found
+
+
+def fit_records(strategy):
+    """Return the records of ``fit`` in each case; none under Keras 3, which does not run it there."""
+    if hasattr(tf.keras.mixed_precision.LossScaleOptimizer, "scale_loss"):
+        return {}
+    with Fit("compiled", strategy) as workers:
+        return {case: workers.records(case) for case in CASES}

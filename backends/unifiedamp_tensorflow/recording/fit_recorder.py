@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import tensorflow as tf
-
-from unifiedamp.backend import errors
 
 from .. import patches
 from .._types import Model, Tensor
@@ -49,25 +48,16 @@ class FitRecorder:
         Args:
             model: whose function.
             make: Keras's ``make_train_function`` of it.
-
-        Raises:
-            UnsupportedError: the model's replicas are in several processes, whose numbers Keras would add up.
         """
-        replicas = self._distributed.replicas
-        if replicas.over_workers():
-            raise errors.UnsupportedError(
-                "model.fit: Keras adds up what a step returns on each worker of a MultiWorkerMirroredStrategy, and so "
-                "what is recorded of it; record a loop with amp.compile and strategy.run"
-            )
-        return SingleSteps(self._recorder, self._prepared, replicas, model, make)
+        return SingleSteps(self._recorder, self._prepared, self._distributed.replicas, model, make)
 
 
 class SingleSteps:
     """A train function of one step per call; steps that are recorded have separate traces.
 
     Keras runs the model's ``train_step`` on each replica and adds up what these return. A step has one record for all
-    replicas, which they begin and end together; each returns all of it, and Keras adds up no tensor that is the same
-    on all.
+    replicas of a process, which they begin and end together; each returns all of it, and Keras adds up no tensor that is
+    the same on all. Over workers it adds up every tensor, see :func:`_unreduced`.
     """
 
     def __init__(
@@ -123,6 +113,8 @@ class SingleSteps:
     def _noting(self, current: StepRecorder | StepCounter) -> Iterator[None]:
         """Record activations, and the gradients of optimizers that the session did not need to wrap."""
         with ExitStack() as stack, ExitStack() as self._trace:  # which a step that fails leaves open
+            if self._replicas.over_workers():
+                stack.enter_context(_unreduced())
             for prepared in self._prepared.optimizers:
                 if prepared.outer is prepared.inner:
                     stack.enter_context(NotedOptimizer(prepared.params, current, self._replicas).noting())
@@ -131,3 +123,18 @@ class SingleSteps:
                 yield
             finally:
                 current.fitting = False
+
+
+@contextmanager
+def _unreduced() -> Iterator[None]:
+    """Let Keras 2 reduce the logs of a step over workers, but not what was recorded: each worker's is for itself."""
+    keras = sys.modules[tf.keras.Model.make_train_function.__module__]
+    native = keras.reduce_per_replica
+
+    def reduce(values: Any, *options: Any, **named: Any) -> Any:
+        if not (isinstance(values, dict) and RECORDED in values):
+            return native(values, *options, **named)
+        return {LOGS: native(values[LOGS], *options, **named), RECORDED: values[RECORDED]}
+
+    with patches.attributes(keras, reduce_per_replica=reduce):
+        yield
