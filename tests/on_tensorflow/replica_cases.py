@@ -11,6 +11,7 @@ import sys
 import warnings
 
 import numpy as np
+import replica_closing_cases
 import replica_difference_cases
 import replica_fit_cases
 import replica_fit_difference_cases
@@ -332,8 +333,8 @@ def case_refusals(form):
 
 
 OTHER_FILES = (
-    replica_difference_cases, replica_fit_cases, replica_fit_difference_cases, replica_reduction_cases,
-    replica_xla_cases,
+    replica_closing_cases, replica_difference_cases, replica_fit_cases, replica_fit_difference_cases,
+    replica_reduction_cases, replica_xla_cases,
 )  # fmt: skip
 
 if __name__ == "__main__":

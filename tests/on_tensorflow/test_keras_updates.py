@@ -147,6 +147,31 @@ def test_state_dtype_in_fit(dtype, apart):
     assert 0 < np.abs(runs[0] - runs[1]).max() < apart
 
 
+@pytest.mark.parametrize("update", ["kahan", "stochastic", None])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8"])
+def test_closing_makes_moments_float32(dtype, update):
+    """The same numbers, and the optimizer's own updates go on from them; of bfloat16 parameters too."""
+    policy = "mixed_bfloat16" if update is None else f"bfloat16;update={update}"
+    native = keras.optimizers.Adam(0.01)
+    amp, model, optimizer = prepared(update, native, f"{policy};state_dtype={dtype}")
+    x = tf.constant(X)
+    for _ in range(3):
+        amp.backward(lambda: tf.reduce_mean(tf.square(tf.cast(model(x), tf.float32))), optimizer)
+        amp.step(optimizer)
+    kept = amp.backend.optimizer_states.read()[0]
+    amp.close()
+    moments = [each for each in native.variables if each.shape.rank == 2 or each.shape in ((16,), (1,))]
+    found = {each.numpy().tobytes() for each in moments}
+    assert len(kept) == 8
+    assert {np.asarray(each, np.float32).tobytes() for each in kept.values()} <= found
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(tf.cast(model(x), tf.float32)))
+    if update is None:
+        native.apply_gradients(
+            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+        )
+
+
 def test_what_state_dtype_refuses():
     narrow = "float32;state_dtype=bfloat16"
     with pytest.raises(

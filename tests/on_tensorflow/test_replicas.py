@@ -292,6 +292,13 @@ def test_fit_on_two_workers():
     assert [count for *_, count in lines] == records
 
 
+def test_native_steps_go_on_from_the_moments_of_a_closed_session(results):
+    """Each replica has its own copy of them, as of the moments that the optimizer makes itself."""
+    alone, together = results["closed_moments"]["eager"]
+    assert together == pytest.approx(alone, abs=1e-6)
+    assert alone < 0.99
+
+
 def test_refusals(results):
     outside, step, strange, optimizer, model, both, later, fit = results["refusals"]["eager"]
     assert outside.startswith("UnsupportedError: amp.scale_loss: the model is mirrored by a MirroredStrategy")

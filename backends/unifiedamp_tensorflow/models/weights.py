@@ -11,7 +11,8 @@ from unifiedamp.backend import Weights
 
 from .._types import Model, Named, Optimizer, Tensor, Variable
 from ..device.arrays import read_variable, wide_dtype
-from ..precision import layers
+from ..precision.layers import own_weights
+from ..precision.saved_names import saved_parameters
 from . import optimizer_state
 
 
@@ -51,7 +52,7 @@ class TensorFlowWeights(Weights):
 
 
 def _floating(models: Sequence[Model]) -> Named:
-    named = layers.parameters(models, layers.own_weights)
+    named = saved_parameters(models, own_weights)
     return {
         name: variable for name, variable in named.items() if variable.dtype.is_floating or variable.dtype.is_complex
     }

@@ -193,6 +193,13 @@ class DelayedScaling(AmaxHistory):
         return dict(self._sizes)
 
 
-def names(paths: Sequence[str], model: int) -> dict[str, str]:
-    """Return layer path → the layer's name in a session's state; those of models after the first say which."""
-    return {path: (f"model{model}." if model else "") + (path or "(the model)") for path in paths}
+def names(paths: Sequence[str], saved: Sequence[str], model: int) -> dict[str, str]:
+    """Return layer path → the layer's name in a session's state; those of models after the first say which.
+
+    Args:
+        paths: of a model's layers.
+        saved: the paths by which states are saved, in the same order.
+        model: how many models came before.
+    """
+    prefix = f"model{model}." if model else ""
+    return {path: prefix + (name or "(the model)") for path, name in zip(paths, saved, strict=True)}

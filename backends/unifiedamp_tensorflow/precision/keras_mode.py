@@ -19,6 +19,7 @@ from .autocast import DISABLED
 from .float8_scales import DelayedScaling
 from .global_policy import PolicyScope
 from .operations import LAYER_OPS, NORM_LAYERS, check_layer_ops, layer_op
+from .saved_names import saved_paths
 
 mixed_precision = tf.keras.mixed_precision
 
@@ -129,16 +130,18 @@ class KerasMode:
         recipe = self._policy.float8
         for model in models:
             rows = self.wanted(model, self._policy)
-            names = float8_scales.names([path for path, _, _ in rows], self._models)
+            paths, before = [path for path, _, _ in rows], self._models
+            shown = float8_scales.names(paths, paths, before)
+            names = float8_scales.names(paths, saved_paths(model), before)
             self._models += 1
-            kept = match_layers(self._policy.layer_overrides, [path for path, _, _ in rows])
+            kept = match_layers(self._policy.layer_overrides, paths)
             for path, layer, wanted in rows:
                 if wanted != layer.dtype_policy.name:
                     self._policies.set(layer, wanted)
                 plain = bool(layer.weights) and not casts_itself(layer)
                 pinned = plain or layer.dtype_policy.name != self._name
                 call = None
-                if self._in_float8(names[path], layer, kept.get(path)):
+                if self._in_float8(shown[path], layer, kept.get(path)):
                     delayed = recipe.scaling == "delayed"
                     scales = self._scaling.add(names[path], float8_layers.sizes_of(layer)) if delayed else None
                     call = functools.partial(float8.call, recipe, scales)

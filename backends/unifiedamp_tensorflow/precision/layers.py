@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import tensorflow as tf
 
 from .._types import Layer, Model, Named, Variable
 from ..internals import children, descendants, native
 
+Names = Mapping[int, str]
+"""Id of a layer → its name in paths."""
 
-def walk(layer: Layer, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Layer]]:
-    """Yield (path, layer) for a model and all its layers; components of a path are layer names joined by dots."""
+
+def walk(
+    layer: Layer, path: str = "", seen: set[int] | None = None, names: Names | None = None
+) -> Iterator[tuple[str, Layer]]:
+    """Yield (path, layer) for a model and all its layers; components of a path are layer names joined by dots.
+
+    Args:
+        layer: a model.
+        path, seen: of what was walked before.
+        names: of layers; None for those that Keras has.
+    """
     seen = set() if seen is None else seen
     if id(layer) in seen:
         return
     seen.add(id(layer))
     yield path, layer
     for child in children(layer):
-        yield from walk(child, f"{path}.{child.name}" if path else child.name, seen)
+        name = child.name if names is None else names[id(child)]
+        yield from walk(child, f"{path}.{name}" if path else name, seen, names)
 
 
 def own_trainable(layer: Layer) -> list[Variable]:
@@ -47,29 +59,33 @@ def last_function(layer: Layer) -> str:
     return "" if name == "linear" else name
 
 
-def parameters(models: Iterable[Model], own: Callable[[Layer], list[Variable]] = own_trainable) -> Named:
+def parameters(
+    models: Iterable[Model], own: Callable[[Layer], list[Variable]] = own_trainable, names: Names | None = None
+) -> Named:
     """Return name → trainable ``tf.Variable`` over all models; names are layer paths and the variable's own name.
 
     Args:
         models: Keras models.
         own: gives a layer's variables; :func:`own_weights` for all of them.
+        names: of layers; None for those that Keras has.
     """
     found: Named = {}
     known: set[int] = set()
     for model in models:
-        for path, layer in walk(model):
+        shown = model.name if names is None else names[id(model)]
+        for path, layer in walk(model, names=names):
             for weight in own(layer):
                 if id(weight) not in known:
                     known.add(id(weight))
-                    found[_free_name(found, model, path, weight)] = weight
+                    found[_free_name(found, shown, path, weight)] = weight
     return found
 
 
-def _free_name(taken: Named, model: Model, path: str, weight: Variable) -> str:
+def _free_name(taken: Named, model: str, path: str, weight: Variable) -> str:
     name = weight.name.partition(":")[0].rpartition("/")[2]
     name = f"{path}.{name}" if path else name
     if name in taken:
-        name = f"{model.name}.{name}"
+        name = f"{model}.{name}"
     unique, count = name, 1
     while unique in taken:
         count += 1

@@ -56,8 +56,8 @@ class SingleSteps:
     """A train function of one step per call; steps that are recorded have separate traces.
 
     Keras runs the model's ``train_step`` on each replica and adds up what these return. A step has one record for all
-    replicas of a process, which they begin and end together; each returns all of it, and Keras adds up no tensor that is
-    the same on all. Over workers it adds up every tensor, see :func:`_unreduced`.
+    replicas of a process, which they begin and end together; each returns all of it, and Keras adds up no tensor that
+    is the same on all. Over workers it adds up every tensor, see :func:`_unreduced`.
     """
 
     def __init__(

@@ -17,7 +17,8 @@ from .._types import Model, Tensor, Variable
 from ..device.arrays import read_variable, wide_dtype
 from ..distributed.replicas import Replicas, first_copy, replica_counter
 from ..internals import under_xla
-from ..precision import layers
+from ..precision.layers import own_weights
+from ..precision.saved_names import saved_parameters
 from ..precision.tapes import in_dataset_loop
 from .prepared_optimizer import PreparedOptimizer
 from .scaler import branch
@@ -197,7 +198,8 @@ class ModelAverage(WeightAverage):
 
     def join(self, prepared: PreparedOptimizer) -> None:
         """Follow an optimizer, if it trains the model."""
-        names = {id(variable): name for name, variable in layers.parameters([self._model], layers.own_weights).items()}
+        named = saved_parameters([self._model], own_weights)
+        names = {id(variable): name for name, variable in named.items()}
         params = prepared.params
         trained = [name for name, variable in params.named.items() if id(variable) in names]
         if not trained:

@@ -49,7 +49,13 @@ class Moment(NamedTuple):
         return moment_rounding.unpack(self.variable, self._squares, self.shape)
 
     def write(self, values: Tensor, name: str, step: Callable[[], Tensor]) -> None:
-        """Set it to float32 numbers, rounded; ``name``: of the parameter, ``step``: returns the key of the step."""
+        """Set it to float32 numbers, rounded.
+
+        Args:
+            values: the numbers.
+            name: of the parameter in a session's state.
+            step: returns the key of the step.
+        """
         key = state_rounding.moment_key(name, self.moment)
         if self.variable.dtype == tf.float32:
             kept = values
@@ -70,14 +76,15 @@ class Moments:
     Args:
         optimizer: one that was built for the parameters.
         named: name → parameter, in the order in which the optimizer was built.
+        saved: name → the name in a session's state.
         policy: the session's.
 
     Attributes:
         kept: name of a parameter → its moments.
     """
 
-    def __init__(self, optimizer: Optimizer, named: Named, policy: Policy) -> None:
-        self._optimizer, self._named = optimizer, named
+    def __init__(self, optimizer: Optimizer, named: Named, saved: Mapping[str, str], policy: Policy) -> None:
+        self._optimizer, self._named, self._saved = optimizer, named, saved
         self._rounds = policy.state_dtype is not None
         known = NAMES.get(type(optimizer).__name__, {}) if is_known(optimizer) else {}
         self.kept: Mapping[str, list[Moment]] = {
@@ -117,7 +124,7 @@ class Moments:
                 stack.enter_context(patches.attributes(self._optimizer, **{each.attribute: listed}))
             yield
         for each, value in shown:
-            each.write(value.read_value(), name, step)
+            each.write(value.read_value(), self._saved[name], step)
 
 
 def _key(variable: Variable) -> str:
@@ -149,11 +156,10 @@ def _replace_slot(optimizer: Any, attribute: str, place: int, variable: Variable
     slots, kept = list(getattr(optimizer, attribute)), kept_variables(optimizer)
     old, name = slots[place], slot_name(slots[place])
     at = next(index for index, each in enumerate(kept) if each is old)
-    if hasattr(old, "path"):  # Keras 3
-        slots[place] = optimizer.add_variable(
-            values.shape, initializer=lambda *_args, **_options: values, dtype=values.dtype.name, name=name
-        )
-    else:
-        slots[place] = optimizer.add_variable_from_reference(variable, name, initial_value=values)
+    if not hasattr(old, "path"):  # Keras 2, which names slots "m/dense/kernel"
+        name = f"{name}/{variable.name.partition(':')[0]}"
+    slots[place] = optimizer.add_variable(
+        values.shape, initializer=lambda *_args, **_options: values, dtype=values.dtype.name, name=name
+    )
     kept[at] = kept.pop()
     setattr(optimizer, attribute, slots)

@@ -56,7 +56,8 @@ class TensorFlowOptimizerStates(OptimizerStates):
     def write(self, moments: Sequence[Mapping[str, Any]], applied: Sequence[int]) -> None:
         for updates, given, count in zip(self._all(), moments, applied, strict=True):
             rate = float(tf.convert_to_tensor(updates.optimizer.learning_rate))
-            for name, kept in updates.moments.kept.items():
+            for param, kept in updates.moments.kept.items():
+                name = updates.saved[param]
                 for each in kept:
                     array = converted(given, name, each.moment, rate)
                     if array is not None:
@@ -71,4 +72,4 @@ class TensorFlowOptimizerStates(OptimizerStates):
 def _named(updates: WeightUpdates) -> Iterator[tuple[str, Moment]]:
     for name, moments in updates.moments.kept.items():
         for each in moments:
-            yield f"{name}/{each.moment}", each
+            yield f"{updates.saved[name]}/{each.moment}", each

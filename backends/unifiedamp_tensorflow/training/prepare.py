@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from unifiedamp.backend import SessionSpec
 
-from .._types import Layer, Model, Named, Optimizer, Variable
+from .._types import Layer, Model, Named, Optimizer
 from ..device.tuning import TensorFlowTuner
 from ..distributed.distributed import TensorFlowDistributed
 from ..distributed.strategies import check_distribution, replicas_of
@@ -14,6 +14,7 @@ from ..internals import is_built
 from ..models.layout import biases_before_norm, channels_first
 from ..precision import layers, recomputation
 from ..precision.modes import Mode
+from ..precision.saved_names import saved_parameters
 from . import optimizers, prepare_checks, saved_state
 from .fit import Fitting
 from .fit_window import FitWindow
@@ -73,8 +74,7 @@ class Preparation:
         replicas.check_alike(self._spec)
         self._distributed.place(replicas, bool(self._prepared.optimizers))
         self._attach(models, recomputed)
-        variables = layers.keras_variables(models)
-        bound = {id(optimizer): self._bind(optimizer, named, variables) for optimizer, named in assigned}
+        bound = {id(optimizer): self._bind(optimizer, named, models) for optimizer, named in assigned}
         self._undo += [self._fitting.attach(model, replicas) for model in self._prepared.add_models(models)]
         return list(models), [(known[id(optimizer)] or bound[id(optimizer)]).outer for optimizer in released]
 
@@ -86,19 +86,25 @@ class Preparation:
                 recomputed=list(chosen), biases=biases_before_norm(model), channels_first=channels_first(model)
             )
 
-    def _bind(self, optimizer: Optimizer, named: Named, known: Mapping[int, Variable]) -> PreparedOptimizer:
+    def _bind(self, optimizer: Optimizer, named: Named, models: Sequence[Model]) -> PreparedOptimizer:
+        known = layers.keras_variables(models)
         applied = {name: known.get(id(variable), variable) for name, variable in named.items()}
+        saved = {id(variable): name for name, variable in saved_parameters(models).items()}
         with self._distributed.replicas.scope():
-            prepared = self._prepared_optimizer(optimizer, named, applied)
+            prepared = self._prepared_optimizer(
+                optimizer, named, applied, {name: saved[id(variable)] for name, variable in named.items()}
+            )
         self._prepared.add_optimizer(prepared)
         return prepared
 
-    def _prepared_optimizer(self, optimizer: Optimizer, named: Named, applied: Named) -> PreparedOptimizer:
+    def _prepared_optimizer(
+        self, optimizer: Optimizer, named: Named, applied: Named, saved: Mapping[str, str]
+    ) -> PreparedOptimizer:
         """Build the optimizer's variables, before any ``tf.cond`` is traced, and return it prepared."""
         spec = self._spec
         masters = MasterWeights(optimizer, applied, self._distributed.replicas) if spec.master_weights else None
         updates = (
-            WeightUpdates(optimizer, named, applied, spec.policy)
+            WeightUpdates(optimizer, named, applied, saved, spec.policy)
             if spec.policy.update or spec.policy.state_dtype
             else None
         )
@@ -133,8 +139,9 @@ class Preparation:
 
     def close(self) -> None:
         """Undo what was changed in models, and release the optimizers."""
-        while self._undo:
-            self._undo.pop()()
+        with self._distributed.replicas.scope():  # moments become other variables, on each replica
+            while self._undo:
+                self._undo.pop()()
         for prepared in self._prepared.optimizers:
             if prepared.outer is not prepared.inner:
                 optimizers.release(prepared.outer)

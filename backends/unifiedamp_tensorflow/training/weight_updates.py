@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -41,18 +41,21 @@ class WeightUpdates:
             the policy's ``state_dtype``.
         named: name → the model's parameter.
         known: name → the same as Keras knows it.
+        saved: name → the name in a session's state, of which random numbers are made too.
         policy: the session's.
 
     Attributes:
-        optimizer: see the argument.
+        optimizer, saved: see the arguments.
         rounded: name → parameter, of those whose updates are rounded.
         rests: name → its compensation, a bfloat16 variable; none but under ``update="kahan"``.
         moments: what the optimizer keeps between steps.
         count: int64 variable: how many updates were rounded.
     """
 
-    def __init__(self, optimizer: Optimizer, named: Named, known: Named, policy: Policy) -> None:
-        self.optimizer, self._policy = optimizer, policy
+    def __init__(
+        self, optimizer: Optimizer, named: Named, known: Named, saved: Mapping[str, str], policy: Policy
+    ) -> None:
+        self.optimizer, self.saved, self._policy = optimizer, saved, policy
         low = {name: variable for name, variable in named.items() if variable.dtype == tf.bfloat16}
         self.rounded: Named = low if policy.update else {}
         kept = self.rounded if policy.update == "kahan" else {}
@@ -61,7 +64,7 @@ class WeightUpdates:
         self._key = replica_counter("update_key")
         self._rounding = self._takes_values = False
         _build(optimizer, list(known.values()), policy.state_dtype or "float32")
-        self.moments = Moments(optimizer, named, policy)
+        self.moments = Moments(optimizer, named, saved, policy)
         # Keras 2's own loop finds a constraint at the tf.Variable; Keras 3's does not, and gets these.
         unknown = {name: variable for name, variable in known.items() if variable is not named[name]}
         self._constraints = {name: v.constraint for name, v in unknown.items() if v.constraint is not None}
@@ -191,7 +194,7 @@ class WeightUpdates:
         elif step is None:
             weight = tf.cast(values, tf.bfloat16)
         else:
-            weight = bfloat16_rounding.stochastic(values, rounding.param_key(name), step())
+            weight = bfloat16_rounding.stochastic(values, rounding.param_key(self.saved[name]), step())
         variable.assign(weight, read_value=False)
 
 

@@ -38,7 +38,8 @@ class TensorFlowWeightUpdates(Role):
         seen: set[str] = set()
         for number, updates in enumerate(self._all()):
             for name in updates.rounded:
-                unique = name if name not in seen else f"{number}:{name}"
+                saved = updates.saved[name]
+                unique = saved if saved not in seen else f"{number}:{saved}"
                 seen.add(unique)
                 yield unique, name, updates
 

@@ -1,0 +1,58 @@
+"""The names by which layers and variables of Keras models are saved.
+
+Keras numbers layers without a name by all that the process made before ("dense_7"), so that the same model has other
+names in another process, or where it is made again. States are saved by names that do not depend on it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from .._types import Layer, Model, Named, Variable
+from .layers import Names, original_class, own_trainable, parameters, walk
+
+KERAS_2_STEMS = {"Functional": "model"}
+"""Class → what Keras 2 numbers its names by, where that is neither the class's name nor "private" with it."""
+
+
+def saved_paths(model: Model) -> list[str]:
+    """Return the paths of a model's layers, in the order of :func:`.layers.walk`."""
+    return [path for path, _ in walk(model, names=saved_names([model]))]
+
+
+def saved_parameters(models: Sequence[Model], own: Callable[[Layer], list[Variable]] = own_trainable) -> Named:
+    """See :func:`.layers.parameters`."""
+    return parameters(models, own, saved_names(models))
+
+
+def saved_names(models: Sequence[Model]) -> Names:
+    """Return the names of models and their layers.
+
+    Layers of one class to which the user gave no name are numbered among the models' own, in the order in which they
+    were made: "dense", "dense_1", as in a process that makes nothing else.
+    """
+    layers = {id(layer): layer for model in models for _, layer in walk(model)}
+    automatic = {key: found for key, layer in layers.items() if (found := _automatic(layer)) is not None}
+    names = {key: layer.name for key, layer in layers.items() if key not in automatic}
+    taken, counts = set(names.values()), Counter[str]()
+    for key, (stem, _) in sorted(automatic.items(), key=lambda item: item[1][1]):
+        while (name := f"{stem}_{counts[stem]}" if counts[stem] else stem) in taken:
+            counts[stem] += 1
+        taken.add(name)
+        names[key] = name
+    return names
+
+
+def _automatic(layer: Layer) -> tuple[str, int] | None:
+    """Return what Keras made a layer's name of, its class and a number; None where the user gave it one."""
+    kind = original_class(layer).__name__
+    stem = re.sub("([a-z])([A-Z])", r"\1_\2", re.sub("(.)([A-Z][a-z]+)", r"\1_\2", kind)).lower()
+    head, _, number = layer.name.rpartition("_")
+    for each in (stem, KERAS_2_STEMS.get(kind, f"private{stem}")):
+        if layer.name == each:
+            return each, 0
+        if head == each and number.isdecimal():
+            return each, int(number)
+    return None
