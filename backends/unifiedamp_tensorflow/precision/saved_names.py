@@ -16,6 +16,9 @@ from .layers import Names, original_class, own_trainable, parameters, walk
 KERAS_2_STEMS = {"Functional": "model"}
 """Class → what Keras 2 numbers its names by, where that is neither the class's name nor "private" with it."""
 
+DIRECTIONS = ("", "forward_", "backward_")
+"""What ``Bidirectional`` begins the names of its layers with."""
+
 
 def saved_paths(model: Model) -> list[str]:
     """Return the paths of a model's layers, in the order of :func:`.layers.walk`."""
@@ -30,27 +33,29 @@ def saved_parameters(models: Sequence[Model], own: Callable[[Layer], list[Variab
 def saved_names(models: Sequence[Model]) -> Names:
     """Return the names of models and their layers.
 
-    Layers of one class to which the user gave no name are numbered among the models' own, in the order in which they
-    were made: "dense", "dense_1", as in a process that makes nothing else.
+    Keras's numbers of one class become 0, 1, 2, … in the same order, as in a process that makes nothing else: of
+    "dense_7" and "dense_9", "dense" and "dense_1".
     """
-    layers = {id(layer): layer for model in models for _, layer in walk(model)}
-    automatic = {key: found for key, layer in layers.items() if (found := _automatic(layer)) is not None}
-    names = {key: layer.name for key, layer in layers.items() if key not in automatic}
-    taken, counts = set(names.values()), Counter[str]()
-    for key, (stem, _) in sorted(automatic.items(), key=lambda item: item[1][1]):
-        while (name := f"{stem}_{counts[stem]}" if counts[stem] else stem) in taken:
+    layers = [layer for model in models for _, layer in walk(model)]
+    automatic = {layer.name: found for layer in layers if (found := _automatic(layer)) is not None}
+    given = {layer.name for layer in layers} - automatic.keys()
+    names: dict[str, str] = {}
+    counts = Counter[str]()
+    for name, (stem, _) in sorted(automatic.items(), key=lambda item: item[1][1]):
+        while (saved := f"{stem}_{counts[stem]}" if counts[stem] else stem) in given:
             counts[stem] += 1
-        taken.add(name)
-        names[key] = name
-    return names
+        counts[stem] += 1
+        names[name] = saved
+    return {id(layer): names.get(layer.name, layer.name) for layer in layers}
 
 
 def _automatic(layer: Layer) -> tuple[str, int] | None:
     """Return what Keras made a layer's name of, its class and a number; None where the user gave it one."""
     kind = original_class(layer).__name__
     stem = re.sub("([a-z])([A-Z])", r"\1_\2", re.sub("(.)([A-Z][a-z]+)", r"\1_\2", kind)).lower()
+    stems = (stem, KERAS_2_STEMS.get(kind, f"private{stem}"))
     head, _, number = layer.name.rpartition("_")
-    for each in (stem, KERAS_2_STEMS.get(kind, f"private{stem}")):
+    for each in (f"{direction}{stem}" for direction in DIRECTIONS for stem in stems):
         if layer.name == each:
             return each, 0
         if head == each and number.isdecimal():

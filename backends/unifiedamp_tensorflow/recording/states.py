@@ -56,8 +56,8 @@ def _variables(prepared: PreparedOptimizer) -> Iterator[tuple[str, str, Variable
     owners = [(name, known.get(id(variable), variable)) for name, variable in trained.items()]
     for variable in inner.variables:
         # The longest name is the variable's own ("dense_1/kernel" ends as "1/kernel"); of equal names, by order.
-        states = [(name, owner, _state_of(variable, owner)) for name, owner in owners if _fits(variable, owner)]
-        named = [(name, state, len(long_name(owner))) for name, owner, state in states if state]
+        fitting = [(name, owner, _state_of(variable, owner)) for name, owner in owners if _fits(variable, owner)]
+        named = [(name, state, len(long_name(owner))) for name, owner, state in fitting if state]
         longest = [(name, state) for name, state, size in named if size == max(each[2] for each in named)]
         if longest:
             place = (long_name(variable), longest[0][1])
