@@ -1,8 +1,9 @@
-"""Step time and loss of mixed_float8's recipes compared with mixed_bfloat16 on a stack of transformer blocks.
+"""Step time and loss of mixed_float8's recipes compared with mixed_bfloat16, or torchao, on transformer blocks.
 
 `python benchmarks/fp8.py --model llama` needs torch and a GPU with float8; it prints a table and writes
 `benchmarks/results/fp8-torch.json`. `--loss-steps 5000` trains each before, on new batches. `--smoke --out FOLDER` runs
-small sizes with float8 emulated, on any machine.
+small sizes with float8 emulated, on any machine. `--beside torchao` compares with torchao's own float8 layers instead
+(`pip install torchao`), and writes `fp8-torchao.json`.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from typing import Any
 
 import torch
 from blocks import BLOCKS, EXPERTS, LLAMA, SMOKE, Chain, Sizes, Stack, training_step
+from native import torchao_float8
 from native.torch_amp import gpu
 from record import RESULTS, hardware, show, write
 from timing import Comparison, Loop, compare
 
 import unifiedamp as ua
 
-POLICIES = ("mixed_float8", "mixed_bfloat16")
+BFLOAT16, TORCHAO = "mixed_bfloat16", "torchao"
 RECIPES = ("tensorwise", "delayed", "rowwise_gw_hp", "rowwise", "block128")
 LAST = 20
 """Losses are compared as the mean over the last ``LAST`` steps."""
@@ -91,16 +93,26 @@ def forget() -> None:
         torch.cuda.empty_cache()
 
 
-def measure(recipe: str, form: str, options: Any, of_bfloat16: dict[str, float]) -> Comparison:
+def other(recipe: str, form: str, options: Any) -> tuple[ua.Amp, Callable[[Any, Any], Any]]:
+    """Return what a recipe is compared with: a session that makes batches, and a training step."""
+    if options.beside == BFLOAT16:
+        return trained(BFLOAT16, form, options)
+    step = torchao_float8.training_step(
+        recipe, options.sizes, options.lr, compiled=form != "off", emulate=options.smoke
+    )
+    return ua.Amp("torch", "float32"), step
+
+
+def measure(recipe: str, form: str, options: Any, of_other: dict[tuple[str, str], float]) -> Comparison:
     """Measure one row: first the losses, if requested, one after the other; then the alternating step times.
 
     Args:
         recipe: of float8.
         form: mode of ``amp.compile``.
         options: of the command.
-        of_bfloat16: form → mixed_bfloat16's loss, trained for the first recipe.
+        of_other: recipe of torchao, or nothing for mixed_bfloat16, and form → its loss, trained once.
     """
-    runs = [trained(f"mixed_float8;recipe={recipe}", form, options), trained("mixed_bfloat16", form, options)]
+    runs = [trained(f"mixed_float8;recipe={recipe}", form, options), other(recipe, form, options)]
     sizes = options.sizes
     labels = {
         "recipe": recipe,
@@ -110,9 +122,10 @@ def measure(recipe: str, form: str, options: Any, of_bfloat16: dict[str, float])
     }
     if options.loss_steps:
         low = final_loss(runs[0], options)
-        if form not in of_bfloat16:
-            of_bfloat16[form] = final_loss(runs[1], options)
-        high = of_bfloat16[form]
+        key = ("" if options.beside == BFLOAT16 else recipe, form)
+        if key not in of_other:
+            of_other[key] = final_loss(runs[1], options)
+        high = of_other[key]
         labels[f"loss after {options.loss_steps} steps"] = f"{low:.4f} / {high:.4f} = {low / high:.4f}"
     row = compare(labels, *(loop(run, options) for run in runs), options.pairs)
     runs.clear()
@@ -152,17 +165,23 @@ def parse(parser: argparse.ArgumentParser) -> Any:
 def main() -> None:
     """Measure and write."""
     parser = arguments()
-    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=RECIPES, help="(default: all)")
+    parser.add_argument("--recipes", nargs="+", choices=RECIPES, help="(default: all that both have)")
+    parser.add_argument("--beside", choices=(BFLOAT16, TORCHAO), default=BFLOAT16, help="(default: %(default)s)")
     options = parse(parser)
+    known = RECIPES if options.beside == BFLOAT16 else tuple(torchao_float8.RECIPES)
+    options.recipes = options.recipes or known
+    if not set(options.recipes) <= set(known):
+        parser.error(f"torchao has the recipes {', '.join(known)}")
     before = hardware(gpu())
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "fp8-torch.json"
+    path = options.out / ("fp8-torch.json" if options.beside == BFLOAT16 else "fp8-torchao.json")
     how = "emulated, not to be compared" if options.smoke else (gpu() or {}).get("name", "cpu")
     rows: list[Comparison] = []
-    of_bfloat16: dict[str, float] = {}
+    of_other: dict[tuple[str, str], float] = {}
     for recipe, form in itertools.product(options.recipes, options.forms):
-        rows.append(measure(recipe, form, options, of_bfloat16))
-        write(path, f"torch: step time, mixed_float8 over mixed_bfloat16 ({how})", POLICIES, before, rows)
+        rows.append(measure(recipe, form, options, of_other))
+        title = f"torch: step time, mixed_float8 over {options.beside} ({how})"
+        write(path, title, ("mixed_float8", options.beside), before, rows)
     show(json.loads(path.read_text(encoding="utf-8")))
     print(f"the least loss there is: {math.log(4):.4f}")
 
