@@ -79,6 +79,13 @@ def test_the_closure_form_does_not_retrace():
     assert amp.applied_steps == 20
 
 
+@pytest.mark.parametrize("mode", ["off", "default", "max"])
+def test_the_mode_is_explained(mode):
+    amp = ua.Amp("torch", "float32", compile=mode)
+    assert amp.explain().row("compile").value == mode
+    amp.close()
+
+
 def test_a_gradient_penalty_in_a_compiled_step_is_refused():
     amp = session()
     net = mlp()

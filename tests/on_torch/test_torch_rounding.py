@@ -5,11 +5,13 @@ import pytest
 import torch
 
 import unifiedamp as ua
+from unifiedamp.backend import rounding
 from unifiedamp.formats import BLOCK_FORMATS, FLOAT_FORMATS
 from unifiedamp.formats.block_rounding import round_blocks as block_reference
 from unifiedamp.formats.rounding import round_to as reference
 from unifiedamp_torch.precision.block_rounding import round_blocks
 from unifiedamp_torch.precision.rounding import round_to, rounded
+from unifiedamp_torch.training import rounded_update
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -120,3 +122,11 @@ def test_what_cannot_be_emulated_names_what_can():
     with pytest.raises(ua.PolicyNotSupportedError, match="without emulate"):
         amp.convert_model(torch.nn.Linear(16, 16), policy="mixed_bfloat16;emulate=true")
     amp.close()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 4, 7, 2**31 - 1, 2**31, 2**32 - 1])
+def test_keys_of_steps_are_the_references(seed):
+    """On a device, which counts in int32."""
+    for count in (0, 1, 2, 1000, 2**31 - 1):
+        key = rounded_update.step_key(seed, torch.tensor(count, dtype=torch.int32, device=DEVICE))
+        assert int(key) & rounding.MASK == rounding.step_key(seed, count)

@@ -23,7 +23,7 @@ def test_layers_with_matrix_products():
 
 
 def test_depthwise_and_lazy_layers_are_left_out():
-    assert sizes(nn.Conv2d(8, 8, 3, groups=8)) == {}
+    assert sizes(nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(2, 4, 3, groups=2)) == {}
     assert sizes(nn.LazyLinear(3)) == {"0": ("linear", {"outputs": 3})}
 
 
