@@ -52,7 +52,7 @@ def find_python(version: str) -> str | None:
 NEWER = find_python("3.13")
 # What fails soon first, then long ones: `everything` starts them in this order.
 nox.options.sessions = [
-    "lint", "imports", "tests", "tests_keras2", "tests_jax", "tests_mxnet2", "tests_ray", "tests_integrations",
+    "lint", "imports", "tests_ray", "tests", "tests_keras2", "tests_jax", "tests_mxnet2", "tests_integrations",
     *(["tests_python313"] if NEWER else []),
     "tests_numpy2", "types", "wheel", "site",
 ]  # fmt: skip
@@ -173,7 +173,7 @@ def passed(session: nox.Session, *arguments: Any) -> bool:
 def tests(session: nox.Session) -> None:
     """The suite on torch, TensorFlow with Keras 3 and MXNet 1.9, in one process; everything else on one of them."""
     # The kit's mutants all die of 20 trajectories, those of ranks of 12 steps; these are for what no mutant stands for.
-    run_tests(session, "main", 100, *COMPILED)
+    run_tests(session, "main", 100, "--sample-backends", *COMPILED)
 
 
 @nox.session(python=PYTHON)
@@ -230,18 +230,18 @@ def tests_ray(session: nox.Session) -> None:
 def everything(session: nox.Session) -> None:
     """All that `nox` runs, in less time: `tests` in two processes; beside and after it the others, in one each.
 
-    One process more than there are cores, since each waits for something a quarter of the time. With another one, the
-    workers of ``tests_ray`` start too late.
+    One process more than there are cores, since each waits for something a quarter of the time. ``tests_ray``, which
+    waits for Ray most of its time, runs beside them.
     """
     for path in REPORTS.glob("*.xml"):
         path.unlink()
     places, running = threading.Semaphore(PROCESSES + 1), {}
-    with ThreadPoolExecutor(PROCESSES + 1) as pool:
+    with ThreadPoolExecutor(PROCESSES + 2) as pool:
         for name in nox.options.sessions:
-            processes = PROCESSES if name == "tests" else 1
+            processes = {"tests": PROCESSES, "tests_ray": 0}.get(name, 1)
             for _ in range(processes):
                 places.acquire()
-            running[name] = pool.submit(_apart, name, session.posargs, processes)
+            running[name] = pool.submit(_apart, name, session.posargs, max(1, processes))
             running[name].add_done_callback(lambda _, processes=processes: places.release(processes))
     failed = {name: lines for name, future in running.items() if (lines := future.result()) is not None}
     for name, lines in failed.items():

@@ -41,7 +41,7 @@ def in_sample(*forms: str) -> tuple[str, ...]:
 
 # All cases run eagerly. Every test runs compiled, in one of its cases; every third one in further forms.
 COMPILED = in_sample("compiled", "default", "max=3", "xla=3", "eager-on-device=3")
-LESS = ("--proved-elsewhere", *COMPILED, *WITHOUT_PROVED)
+LESS = ("--proved-elsewhere", "--sample-backends", *COMPILED, *WITHOUT_PROVED)
 EAGER = ("--proved-elsewhere", "--sample-suite", "--amp-form", "eager")
 SUITE_ONLY = (*EAGER, SUITE, *WITHOUT_RANKS, "tests/test_checkpoint_file.py")
 SOME = (*SUITE_ONLY, "--ignore", "tests/core/test_structure.py", "tests/core")

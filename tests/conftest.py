@@ -6,7 +6,16 @@ import os
 import effort
 import pytest
 import toy.registered  # noqa: F401
-from selection import ENVIRONMENTS, FRAMEWORKS, is_proved_elsewhere, is_quick, is_repeated, place
+from selection import (
+    ENVIRONMENTS,
+    FRAMEWORKS,
+    alike,
+    is_further_form,
+    is_proved_elsewhere,
+    is_quick,
+    is_repeated,
+    place,
+)
 
 from unifiedamp import PolicyNotSupportedError
 from unifiedamp.config import plugins
@@ -57,6 +66,11 @@ def pytest_addoption(parser):
         "--proved-backend", action="append", default=[], help="it proves this backend too: run its own folder alone"
     )
     parser.addoption("--sample-suite", action="store_true", help="run one case of each test of the suite")
+    parser.addoption(
+        "--sample-backends",
+        action="store_true",
+        help="run the commands' cases on one backend each, and of tests of workloads one case on each backend",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -65,10 +79,13 @@ def pytest_collection_modifyitems(config, items):
     kept = list(items)
     if config.getoption("--proved-elsewhere"):
         kept = [item for item in kept if not is_proved_elsewhere(item, config.getoption("--proved-backend"))]
+        kept = sampled(kept, lambda item: 3 * is_further_form(item))
     if effort.QUICK:
         kept = [item for item in kept if is_quick(item)]
     if config.getoption("--sample-suite"):
         kept = sampled(kept, lambda item: int(is_repeated(item)))
+    if config.getoption("--sample-backends"):
+        kept = sampled(kept, lambda item: int(bool(alike(item))), alike)
     chosen = set(map(id, kept))
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
     items[:] = sorted(kept, key=place)

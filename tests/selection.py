@@ -31,6 +31,8 @@ ON_NUMPY = {
     )
 }  # fmt: skip
 """Chapters on arrays that come from numpy, go to it, or are saved: each case runs on each numpy."""
+ASK_EACH = {"test_doctor", "test_tune"}
+"""Files of commands whose answers are the backend's own."""
 NAMED_BY = ("harness", "backend", "peer", "other", "together")
 """Parameters of tests that hold a backend's name."""
 
@@ -84,3 +86,23 @@ def is_quick(item: pytest.Item) -> bool:
 def is_repeated(item: pytest.Item) -> bool:
     """Tell whether a case of the suite is one of many that use Python and numpy alike: where those alone are newer."""
     return not effort.FULL and backend_of(item) is not None and item.path.stem not in ON_NUMPY
+
+
+def alike(item: pytest.Item) -> str:
+    """Return the name of a group of cases of which one stands for all; "" for a case that stands for itself.
+
+    What commands do beside training does not depend on the backend: their cases run on one each, in turn. Those that
+    ask each backend, or search with it, run on every one. A workload trains on every backend, in one of its test's
+    other cases.
+    """
+    path, backend = item.path.as_posix(), str(parameters_of(item).get("backend") or "")
+    if effort.FULL or not backend:
+        return ""
+    if "/commands/" in path:
+        return "" if item.path.stem in ASK_EACH else item.nodeid.replace(backend, "")
+    return item.nodeid.partition("[")[0] + backend if "/workloads/" in path else ""
+
+
+def is_further_form(item: pytest.Item) -> bool:
+    """Tell whether a case repeats one on replicas in another form: compiled by XLA, or inside a step of the user's."""
+    return not effort.FULL and item.path.stem == "test_replicas" and form_of(item) in {"inside", "max"}

@@ -33,13 +33,17 @@ epochs = 3
 checkpoint_every = 5
 """
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+# Seconds that Ray waits for processes to begin, beside other tests: a minute each is its default.
+PATIENT = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "400", "RAY_worker_register_timeout_seconds": "400"}
 
 
 def train(folder, backend, fault, *options):
     config = folder / f"{fault or 'alone'}.toml"
     config.write_text(CONFIG.format(file=FILES[backend], backend=backend, fault=fault, mark=folder / "mark"))
     command = [sys.executable, "-m", "unifiedamp", "train", str(config), "--out", str(folder / config.stem), *options]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900, env={**os.environ, **QUIET})
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=900, env={**os.environ, **QUIET, **PATIENT}
+    )
     return done, folder / config.stem
 
 

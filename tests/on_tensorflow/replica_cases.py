@@ -1,11 +1,10 @@
-"""What happens on two replicas: run by ``test_replicas.py`` in a process whose CPU counts as two devices.
+"""What happens on two replicas: a process whose CPU counts as two devices, which runs cases as tests ask for them.
 
 Each case returns plain JSON values; asserting is left to the tests.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import warnings
@@ -18,9 +17,9 @@ import replica_fit_difference_cases
 import replica_reduction_cases
 import replica_xla_cases
 import tensorflow as tf
+from replica_process import answer_requests
 from replica_sessions import (
     EAGER,
-    FORMS,
     GOOD,
     INF,
     NAN,
@@ -345,5 +344,4 @@ if __name__ == "__main__":
         for name, case in vars(module).items()
         if name.startswith("case_")
     }
-    results = {name: {form: case(form) for form in getattr(case, "forms", FORMS)} for name, case in cases.items()}
-    print(json.dumps(results), file=open(sys.argv[1], "w"))  # noqa: SIM115
+    answer_requests(lambda case, form: cases[case](form))

@@ -29,21 +29,34 @@ def _share(text: str) -> tuple[str, int]:
     return form, int(number or "1")
 
 
-def sampled(items: Iterable[pytest.Item], share: Callable[[pytest.Item], int]) -> list[pytest.Item]:
-    """Keep one case of every Nth test in each form of each backend, where ``share`` returns N; all cases where it
-    returns 0.
+def by_form(item: pytest.Item) -> str:
+    """Return the names of a test, its backend and its form."""
+    return " ".join((item.nodeid.partition("[")[0], str(parameters_of(item).get("harness", "")), form_of(item)))
 
-    Which test and which case follow from the names of test and form: over many tests, all values of a parameter and all
-    tests' forms are kept.
+
+def sampled(
+    items: Iterable[pytest.Item],
+    share: Callable[[pytest.Item], int],
+    group: Callable[[pytest.Item], str] = by_form,
+) -> list[pytest.Item]:
+    """Keep one case of every Nth group, where ``share`` returns N; all cases where it returns 0.
+
+    Which group and which case follow from the group's name: over many tests, all values of a parameter and all tests'
+    forms are kept.
+
+    Args:
+        items: the cases.
+        share: N of a case, alike for all cases of a group.
+        group: the name of a case's group; left out, a test in each form of each backend.
     """
     known = list(items)
     cases: dict[str, list[pytest.Item]] = {}
     for item in filter(share, known):
-        cases.setdefault(_test_and_form(item), []).append(item)
+        cases.setdefault(group(item), []).append(item)
     kept = set()
     for name, each in cases.items():
-        group, place = divmod(zlib.crc32(name.encode()), len(each))
-        if group % share(each[0]) == 0:
+        number, place = divmod(zlib.crc32(name.encode()), len(each))
+        if number % share(each[0]) == 0:
             kept.add(id(each[place]))
     return [item for item in known if not share(item) or id(item) in kept]
 
@@ -56,7 +69,3 @@ def parameters_of(item: pytest.Item) -> dict[str, object]:
 def form_of(item: pytest.Item) -> str:
     """Return the form that a test runs in; "" for none in particular."""
     return str(parameters_of(item).get("form", ""))
-
-
-def _test_and_form(item: pytest.Item) -> str:
-    return " ".join((item.nodeid.partition("[")[0], str(parameters_of(item).get("harness", "")), form_of(item)))
