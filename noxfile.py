@@ -23,7 +23,7 @@ import nox
 import nox.command
 
 sys.path.insert(0, str(Path(__file__).parent / "scripts"))
-from environments import COMPILED, FULL, KERAS2, LESS, MXNET_PROVED, SOME, SUITE, SUITE_ONLY, WITHOUT_RANKS
+from environments import COMPILED, FULL, KERAS2, LESS, MXNET_PROVED, SOME, SUITE, SUITE_ONLY, WITHOUT_RANKS, in_sample
 
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "uv|venv"
@@ -210,7 +210,7 @@ def tests_jax(session: nox.Session) -> None:
     """The third-party backend, a separate distribution: its tests and the conformance suite, on JAX."""
     install(session, "--group", "jax", "-e", ".[examples,test]", "-e", "examples/third_party_backend")
     session.env.update(JAX_CACHE)
-    pytest(session, "jax", 100, *COMPILED, "examples/third_party_backend/tests")
+    pytest(session, "jax", 100, *COMPILED, *in_sample("any"), "examples/third_party_backend/tests")
 
 
 @nox.session(python=PYTHON)

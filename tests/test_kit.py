@@ -121,6 +121,11 @@ def test_one_case_of_each_test_runs_in_a_form_that_is_sampled(judge):
     assert set(fewer) < set(kept) < set(sampled)
     assert len(kept) / 4 < len(fewer) < len(kept) / 2
     assert [line for line in whole if line not in sampled] == [line for line in some if line not in kept]
+    every = collected("--amp-sample", "eager=3", "--amp-sample", "any")
+    assert [line for line in every if "[judged-eager" in line] == fewer
+    others = [line.partition("[")[0] for line in every if line not in fewer]
+    assert len(set(others)) > 100
+    assert all(others.count(name) <= 2 for name in others)  # once in the other form, once in none
 
 
 @pytest.mark.parametrize("share", ["eager=0", "eager=x", "eager=-1"])

@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--amp-sample",
         action="append",
         metavar="FORM[=N]",
-        help="run one case of each test in this form, or of every Nth; again for more",
+        help="run one case of each test in this form, or of every Nth; again for more; 'any': all other forms",
     )
     group.addoption("--amp-peer", action="append", help="take over states of this backend alone; again for more")
     group.addoption("--amp-unmarked", action="store_true", help="leave it to another plugin to call mark()")

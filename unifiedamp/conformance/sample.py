@@ -8,18 +8,23 @@ from collections.abc import Callable, Iterable
 import pytest
 
 
+ANY = "any"
+"""What stands for each form that is not named, and for tests in no particular form."""
+
+
 def in_forms(items: Iterable[pytest.Item], wanted: Iterable[str]) -> list[pytest.Item]:
     """Keep one case of each test of a backend in these forms, and all other cases.
 
     Args:
         items: the cases.
-        wanted: "FORM", or "FORM=N" for one case of every Nth test.
+        wanted: "FORM", or "FORM=N" for one case of every Nth test; :data:`ANY` for all other forms.
 
     Raises:
         pytest.UsageError: N is no whole number of at least 1.
     """
     shares = dict(map(_share, wanted))
-    return sampled(items, lambda item: shares.get(form_of(item), 0) if "harness" in parameters_of(item) else 0)
+    others = shares.get(ANY, 0)
+    return sampled(items, lambda item: shares.get(form_of(item), others) if "harness" in parameters_of(item) else 0)
 
 
 def _share(text: str) -> tuple[str, int]:
