@@ -289,6 +289,7 @@ def test_fit_on_two_workers():
     for trained, said, _ in lines:
         assert trained == expected
         assert refused in said
+        assert bool(refused) == bool(said)
     assert [count for *_, count in lines] == records
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-
 ANY = "any"
 """What stands for each form that is not named, and for tests in no particular form."""
 

@@ -74,7 +74,7 @@ class Preparation:
         replicas.check_alike(self._spec)
         self._distributed.place(replicas, bool(self._prepared.optimizers))
         self._attach(models, recomputed)
-        bound = {id(optimizer): self._bind(optimizer, named, models) for optimizer, named in assigned}
+        bound = self._bind(assigned, models)
         self._undo += [self._fitting.attach(model, replicas) for model in self._prepared.add_models(models)]
         return list(models), [(known[id(optimizer)] or bound[id(optimizer)]).outer for optimizer in released]
 
@@ -86,16 +86,21 @@ class Preparation:
                 recomputed=list(chosen), biases=biases_before_norm(model), channels_first=channels_first(model)
             )
 
-    def _bind(self, optimizer: Optimizer, named: Named, models: Sequence[Model]) -> PreparedOptimizer:
+    def _bind(
+        self, assigned: Sequence[tuple[Optimizer, Named]], models: Sequence[Model]
+    ) -> dict[int, PreparedOptimizer]:
+        """Return id of an optimizer → what it is prepared as."""
         known = layers.keras_variables(models)
-        applied = {name: known.get(id(variable), variable) for name, variable in named.items()}
         saved = {id(variable): name for name, variable in saved_parameters(models).items()}
-        with self._distributed.replicas.scope():
-            prepared = self._prepared_optimizer(
-                optimizer, named, applied, {name: saved[id(variable)] for name, variable in named.items()}
-            )
-        self._prepared.add_optimizer(prepared)
-        return prepared
+        bound = {}
+        for optimizer, named in assigned:
+            applied = {name: known.get(id(variable), variable) for name, variable in named.items()}
+            saved_as = {name: saved[id(variable)] for name, variable in named.items()}
+            with self._distributed.replicas.scope():
+                prepared = self._prepared_optimizer(optimizer, named, applied, saved_as)
+            self._prepared.add_optimizer(prepared)
+            bound[id(optimizer)] = prepared
+        return bound
 
     def _prepared_optimizer(
         self, optimizer: Optimizer, named: Named, applied: Named, saved: Mapping[str, str]
