@@ -152,6 +152,16 @@ def test_its_state_goes_through_json_and_a_checkpoint_file(tmp_path):
     assert not torch.equal(Run(sizes=(SIZE, SIZE, SIZE)).feed(8.0, seed=5), wanted)
 
 
+def test_a_loaded_state_forgets_the_iteration_in_progress():
+    run, other = Run(), Run()
+    run.feed(2.0)
+    with other.amp.autocast():
+        other.model(ranged(1024.0, 1))
+    other.amp.load_state_dict(run.amp.state_dict())
+    other.feed(1.0)
+    assert other.history()[0].tolist() == [1.0, 2.0]
+
+
 def test_a_shorter_history_keeps_the_newest():
     run = Run()
     for x in (4.0, 1.0, 2.0):
@@ -210,7 +220,7 @@ def test_compiled_windows_give_the_histories_of_eager():
 
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_a_compiled_step_begins_anew_after_a_state_without_histories():
-    """Its first iteration runs uncompiled again, as that of a new session does, and what was compiled serves the rest."""
+    """Its first iteration runs uncompiled again, as that of a new session does, and compiles nothing anew."""
     run, fresh = Run(form="compiled"), Run()
     state = fresh.amp.state_dict()
     for index in range(3):
