@@ -78,7 +78,10 @@ def test_a_state_of_another_layout_than_its_parameters_is_updated_right():
         optimizer.zero_grad()
         amp = session(tuning=items)
         model, optimizer = amp.prepare(model.to(memory_format=torch.channels_last), optimizer)
-        amp.backward(lambda: (model(x) * torch.arange(9.0).reshape(3, 3)).sum(), optimizer)
+        with amp.autocast():
+            loss = (model(x) * torch.arange(9.0).reshape(3, 3)).sum()
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
         amp.step(optimizer)
         runs.append(model.weight.detach())
     torch.testing.assert_close(*runs, rtol=1e-5, atol=1e-6)
