@@ -9,6 +9,7 @@ import pytest
 import torch
 from loops import pretend_reads_sync, session
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import counters
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -151,6 +152,16 @@ def test_its_state_goes_through_json_and_a_checkpoint_file(tmp_path):
     assert not torch.equal(Run(sizes=(SIZE, SIZE, SIZE)).feed(8.0, seed=5), wanted)
 
 
+def test_a_loaded_state_forgets_the_iteration_in_progress():
+    run, other = Run(), Run()
+    run.feed(2.0)
+    with other.amp.autocast():
+        other.model(ranged(1024.0, 1))
+    other.amp.load_state_dict(run.amp.state_dict())
+    other.feed(1.0)
+    assert other.history()[0].tolist() == [1.0, 2.0]
+
+
 def test_a_shorter_history_keeps_the_newest():
     run = Run()
     for x in (4.0, 1.0, 2.0):
@@ -205,6 +216,23 @@ def test_compiled_windows_give_the_histories_of_eager():
         torch.testing.assert_close(found, wanted, rtol=2**-6, atol=2e-2)
     np.testing.assert_allclose(compiled.history(), eager.history(), rtol=1e-3)
     assert compiled.history().shape == (3, 3)
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_a_compiled_step_begins_anew_after_a_state_without_histories():
+    """Its first iteration runs uncompiled again, as that of a new session does, and compiles nothing anew."""
+    run, fresh = Run(form="compiled"), Run()
+    state = fresh.amp.state_dict()
+    for index in range(3):
+        run.feed(4.0, 2.0, index)
+    graphs = counters["stats"]["unique_graphs"]
+    assert graphs
+    run.amp.load_state_dict(state)
+    assert run.history().shape == (3, 0)
+    assert torch.equal(run.feed(2.0, seed=5), fresh.feed(2.0, seed=5))
+    run.feed(1.0, seed=6)
+    assert counters["stats"]["unique_graphs"] == graphs
+    assert run.history()[0].tolist() == [1.0, 2.0]
 
 
 class Attention(torch.nn.Module):

@@ -166,6 +166,36 @@ def test_what_one_rank_alone_has_seen_counts_on_all():
     assert all(first["main.0"][1])
 
 
+def begun_anew(rank):
+    """Train twice from a state without histories; return histories and what a layer computes after each time.
+
+    Rank 0 runs the layer in the second iteration, so that both scale it by that iteration's history from there on.
+    """
+    amp = session(DELAYED)
+    model = torch.nn.parallel.DistributedDataParallel(Branched())
+    model, optimizer = amp.prepare(model, torch.optim.SGD(model.module.main.parameters(), lr=0.0))
+    probe, state, found = rows(0, 0)[0], json.dumps(amp.state_dict()), []
+    for _ in range(2):
+        feed(amp, model, optimizer, *rows(0, rank))
+        with amp.autocast():
+            if not rank:
+                model.module.extra(probe)
+        feed(amp, model, optimizer, *rows(1, rank))
+        with amp.inference(model):
+            found.append((histories(amp), model.module.extra(64 * probe).tolist()))
+        amp.load_state_dict(json.loads(state))
+    return found, model.module.extra(probe.clamp(-1, 1)).detach().abs().max().item()
+
+
+def test_ranks_that_load_a_state_without_histories_begin_anew():
+    for answers, largest in checked(run_ranks(begun_anew)):
+        (before, output), (after, again) = answers
+        assert before == after
+        assert before["extra"][0] == [1.0]
+        assert output == again
+        assert np.abs(output).max() < 2 * largest, "by the history, inputs 64 times as large saturate"
+
+
 def tensorwise(rank, how):
     """Return what a sharded layer computes of known inputs, and the gradient of these."""
     amp = session("mixed_float8;emulate=true", **GATHERS.get(how, {}))

@@ -75,3 +75,25 @@ def test_what_the_user_compiled_is_recorded_too(of):
     for record in records:
         named = [row["layer"] for row in record["activations"] if row["place"] == "output"]
         assert [name.removesuffix("._orig_mod") for name in named] == [*"0123", ""]
+
+
+class Apart(nn.Module):
+    """Runs uncompiled, and calls a layer that the user compiled, which has run before anything is recorded."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.compile(nn.Sequential(DoublesAlways(), nn.Tanh()), backend="eager")
+        self.layer(torch.ones(4, 8, requires_grad=True)).sum().backward()
+
+    @torch.compiler.disable
+    def forward(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_layers_inside_code_that_the_user_compiled_before_are_recorded():
+    records, *_ = run_of("max", Apart, every=2)
+    assert [each["step"] for each in records] == [1, 2, 4]
+    for record in records:
+        named = [row["layer"] for row in record["activations"] if row["place"] == "output"]
+        assert named == ["0", "1", "2.layer.0", "2.layer.1", "2.layer._orig_mod", "2", "3", ""]

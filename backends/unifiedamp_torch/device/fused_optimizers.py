@@ -70,8 +70,9 @@ def fuse(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         for name in _FLAGS:
             vars(optimizer).pop(name, None)
         vars(optimizer).update(flags)
-        if not is_fused(optimizer) and not any(group.get("capturable") for group in optimizer.param_groups):
-            steps_to_cpu(optimizer)
+        for group in optimizer.param_groups:
+            if not group.get("fused") and not group.get("capturable"):
+                steps_to_cpu(optimizer, group["params"])
 
     return undo
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -68,8 +69,9 @@ def steps_to_device(optimizer: torch.optim.Optimizer) -> None:
             state["step"] = step.to(param.device)
 
 
-def steps_to_cpu(optimizer: torch.optim.Optimizer) -> None:
-    """Move step counters to the CPU, where an optimizer that is neither fused nor capturable reads them."""
-    for state in optimizer.state.values():
+def steps_to_cpu(optimizer: torch.optim.Optimizer, params: Iterable[torch.Tensor]) -> None:
+    """Move step counters of parameters to the CPU, where a group that is neither fused nor capturable reads them."""
+    for param in params:
+        state = optimizer.state.get(param, {})
         if isinstance(state.get("step"), torch.Tensor):
             state["step"] = state["step"].cpu()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -51,6 +52,7 @@ class SkipReports:
 
     Args:
         gradients: returns the named gradients of an optimizer.
+        names: returns the names of all its parameters.
         loss: the session's losses.
         reads_without_sync: skipped steps can be inspected at once, so that none are kept on the device.
 
@@ -62,10 +64,11 @@ class SkipReports:
     def __init__(
         self,
         gradients: Callable[[torch.optim.Optimizer], Mapping[str, torch.Tensor]],
+        names: Callable[[torch.optim.Optimizer], Sequence[str]],
         loss: LastLoss,
         reads_without_sync: bool,
     ) -> None:
-        self._gradients, self._loss = gradients, loss
+        self._gradients, self._names, self._loss = gradients, names, loss
         self._reads_without_sync = reads_without_sync
         self._inspected = NonFiniteReport()
         self._skips = LastSkips()
@@ -91,10 +94,11 @@ class SkipReports:
                 self._skips.forget()
                 self._inspected = inspected(self._gradients(optimizer), self._loss.finite)
         elif self.keep:
-            noted = (id(optimizer), self._gradients(optimizer), self._loss.finite)
-            if capturing and not self._skips.ready(*noted):
+            gradients, loss = self._gradients(optimizer), self._loss.finite
+            step = StepKind(id(optimizer), tuple(dict.fromkeys(self._names(optimizer))), loss is not None)
+            if capturing and not self._skips.ready(step):
                 raise CaptureDeferred  # each replay fills anew what a capture allocates
-            self._skips.note(*noted, found)
+            self._skips.note(step, gradients, loss, found)
 
     def report(self) -> NonFiniteReport:
         """Return what is known of the last skipped step; may wait for the device."""
@@ -112,19 +116,18 @@ def inspected(gradients: Mapping[str, torch.Tensor], loss: torch.Tensor | None) 
     return NonFiniteReport(tuple(bad), None if loss is None else bool(torch.isfinite(loss)))
 
 
-@dataclass
-class SkipFlags:
-    """One optimizer's step on the device, where it was the last skipped one.
+class StepKind(NamedTuple):
+    """Steps that are noted in the same place.
 
     Attributes:
-        names: of its gradients.
-        has_loss: the last flag is the loss's.
-        flags: for each gradient, true where it was not finite; all false otherwise.
+        optimizer: its ``id``.
+        names: of its parameters, also of those without a gradient: which have one may alternate from step to step.
+        has_loss: it is known whether the loss is finite.
     """
 
+    optimizer: int
     names: tuple[str, ...]
     has_loss: bool
-    flags: torch.Tensor
 
 
 class LastSkips:
@@ -134,54 +137,55 @@ class LastSkips:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[int, SkipFlags] = {}
+        # For each parameter whether its gradient was not finite, and the loss, where it is known; all false where
+        # the last skipped step was another.
+        self._kept: dict[StepKind, torch.Tensor] = {}
 
-    def ready(self, optimizer: int, gradients: Mapping[str, torch.Tensor], loss: torch.Tensor | None) -> bool:
-        """Return whether :meth:`note` has tensors to write into, so that it may be captured."""
-        kept = self._kept.get(optimizer)
-        return kept is not None and (kept.names, kept.has_loss) == (tuple(gradients), loss is not None)
+    def ready(self, step: StepKind) -> bool:
+        """Return whether :meth:`note` has a tensor to write into, so that it may be captured."""
+        return step in self._kept
 
     def note(
-        self, optimizer: int, gradients: Mapping[str, torch.Tensor], loss: torch.Tensor | None, found: torch.Tensor
+        self, step: StepKind, gradients: Mapping[str, torch.Tensor], loss: torch.Tensor | None, found: torch.Tensor
     ) -> None:
         """Note a step; one that was not skipped (``found``, a float32 scalar, is 0) changes nothing.
 
         Args:
-            optimizer: its ``id``.
+            step: its kind.
             gradients: name → gradient, dense or sparse.
             loss: a number that is finite where the unscaled losses are, or None when they are not known.
             found: whether the step was skipped, on the device.
         """
-        if not self.ready(optimizer, gradients, loss):
-            flags = torch.zeros(len(gradients) + (loss is not None), dtype=torch.bool, device=found.device)
-            self._kept[optimizer] = SkipFlags(tuple(gradients), loss is not None, flags)
-        kept = self._kept[optimizer].flags
+        values = [*map(gradients.get, step.names), *([] if loss is None else [loss.detach()])]
+        if not self.ready(step):
+            self._kept[step] = torch.zeros(len(values), dtype=torch.bool, device=found.device)
+        kept = self._kept[step]
         with torch.no_grad():
-            seen = _largest([*gradients.values(), *([] if loss is None else [loss.detach()])], found.device)
-            kept.copy_(torch.where(found > 0, ~torch.isfinite(seen), kept))
+            kept.copy_(torch.where(found > 0, ~torch.isfinite(_largest(values, found.device)), kept))
             for other in self._kept.values():
-                if other.flags is not kept:
-                    other.flags.logical_and_(found == 0)
+                if other is not kept:
+                    other.logical_and_(found == 0)
 
     def forget(self) -> None:
         """Clear the flags; the tensors stay."""
         for kept in self._kept.values():
-            kept.flags.zero_()
+            kept.zero_()
 
     def report(self) -> NonFiniteReport | None:
         """Return what is known of the last skipped step, None where none was; waits for the device."""
-        bad: list[str] = []
-        finite: bool | None = None
-        for kept in self._kept.values():
-            flags = kept.flags.tolist()
-            bad += [name for name, flag in zip(kept.names, flags, strict=False) if flag]
-            if kept.has_loss:
-                finite = finite is not False and not flags[-1]
-        return NonFiniteReport(tuple(bad), finite) if bad else None
+        for step, kept in self._kept.items():
+            flags = kept.tolist()
+            bad = tuple(name for name, flag in zip(step.names, flags, strict=False) if flag)
+            if bad:
+                return NonFiniteReport(bad, not flags[-1] if step.has_loss else None)
+        return None
 
 
-def _largest(tensors: list[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Return each tensor's largest magnitude in one float32 tensor on ``device``; nan where one is nan."""
-    values = [each if each.numel() else each.new_zeros(1) for each in map(dense, tensors)]
-    norms = torch._foreach_norm(values, float("inf"))
-    return torch.stack([norm.to(device, torch.float32, non_blocking=True) for norm in norms])
+def _largest(tensors: Sequence[torch.Tensor | None], device: torch.device) -> torch.Tensor:
+    """Return each tensor's largest magnitude in one float32 tensor on ``device``; nan where one is nan, 0 for None."""
+    present = [dense(each) for each in tensors if each is not None]
+    values = [each if each.numel() else each.new_zeros(1) for each in present]
+    norms = iter(torch._foreach_norm(values, float("inf")))
+    none = torch.zeros((), dtype=torch.float32, device=device)
+    found = [none if each is None else next(norms) for each in tensors]
+    return torch.stack([each.to(device, torch.float32, non_blocking=True) for each in found])

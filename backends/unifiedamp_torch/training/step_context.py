@@ -73,7 +73,7 @@ class StepContext:
         scaling = spec.loss_scale
         prepared, loss = PreparedObjects(spec.policy), LastLoss(wanted=scaling.enabled)
         native = NativeCalls(scaling.scale_bounds != (1, 1) or spec.accumulate_steps > 1, prepared.masters)
-        reports = SkipReports(prepared.gradients, loss, reads_without_sync)
+        reports = SkipReports(prepared.gradients, prepared.param_names, loss, reads_without_sync)
         averages = MovingAverages(prepared, device, reads_without_sync)
         agreement = Agreement(ranks, spec)
         loaded = LoadedStates(ranks, agreement, scaling.enabled)
