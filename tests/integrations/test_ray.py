@@ -34,7 +34,7 @@ checkpoint_every = 5
 """
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
 # Seconds that Ray waits for processes to begin, beside other tests: a minute each is its default.
-PATIENT = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "400", "RAY_worker_register_timeout_seconds": "400"}
+PATIENT = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "900", "RAY_worker_register_timeout_seconds": "900"}
 
 
 def train(folder, backend, fault, *options):
@@ -42,7 +42,7 @@ def train(folder, backend, fault, *options):
     config.write_text(CONFIG.format(file=FILES[backend], backend=backend, fault=fault, mark=folder / "mark"))
     command = [sys.executable, "-m", "unifiedamp", "train", str(config), "--out", str(folder / config.stem), *options]
     done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=900, env={**os.environ, **QUIET, **PATIENT}
+        command, cwd=folder, capture_output=True, text=True, timeout=1800, env={**os.environ, **QUIET, **PATIENT}
     )
     return done, folder / config.stem
 

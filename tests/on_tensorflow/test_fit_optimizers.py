@@ -200,3 +200,37 @@ def test_a_scaled_loss_that_a_step_has_used_vouches_for_no_gradients(accumulate)
         optimizer.apply_gradients(zip(true, model.trainable_variables, strict=True))
     for value, start, gradient in zip(weights(model), before, true, strict=True):
         np.testing.assert_allclose(value, start - 0.1 * np.asarray(gradient), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("compiled", [{"run_eagerly": True}, {"jit_compile": False}, {"jit_compile": True}])
+@pytest.mark.parametrize("second", SESSIONS)
+@pytest.mark.parametrize("first", SESSIONS)
+def test_a_model_that_another_session_trains_next(first, second, compiled):
+    """Fine-tuning in two stages: each session counts the steps of its own optimizer, and neither warns."""
+    sessions = [ua.Amp("tensorflow", **options | {"policy": "float32"}) for options in (first, second)]
+    steps = [2 // options.get("accumulate_steps", 1) for options in (first, second)]
+    model, optimizers = mlp(), []
+    for amp in sessions:
+        model, optimizer = amp.prepare(model, keras.optimizers.SGD(0.1))
+        optimizers.append(optimizer)
+        model.compile(optimizer, "mse", **compiled)
+        fit(model)
+    assert [amp.applied_steps for amp in sessions] == steps
+    model.compile(optimizers[0], "mse", **compiled)
+    fit(model)
+    assert [amp.applied_steps for amp in sessions] == [2 * steps[0], steps[1]]
+
+
+def test_a_session_whose_optimizer_keras_applies_itself_may_come_second():
+    """It has no loss scale and no windows, so that ``prepare`` returns Keras's own optimizer."""
+    amp, other = ua.Amp("tensorflow", "float32", loss_scale=8.0), ua.Amp("tensorflow", "float32", loss_scale="none")
+    model, _ = amp.prepare(mlp(), keras.optimizers.SGD(0.1))
+    given = keras.optimizers.SGD(0.1)
+    model, own = other.prepare(model, given)
+    assert own is given
+    model.compile(own, "mse")
+    fit(model)
+    assert amp.applied_steps == 0
+    other.close()
+    with pytest.warns(ua.StepWarning, match="SGD was not prepared"):
+        fit(model)

@@ -92,7 +92,13 @@ class Fitting:
 
     # -- the methods of a model ----------------------------------------------------------------------------------
 
+    def _stands_aside(self, model: Model) -> bool:
+        """Whether the model is compiled with an optimizer of another session, which follows it then."""
+        return self._prepared.is_elsewhere(getattr(model, "optimizer", None))
+
     def _fit(self, model: Model, fit: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        if self._stands_aside(model):
+            return fit(*args, **options)
         run, runs = FitRun(self._scaler), self._runs.setdefault(id(model), [])
         window = self._window_of(model)
         if window is not None:
@@ -121,6 +127,8 @@ class Fitting:
 
     def _make(self, model: Model, make: Callable[..., Any], force: bool = False) -> Any:
         """Make the model's train function as Keras does, and follow it."""
+        if self._stands_aside(model):
+            return make(force) or model.train_function
         check_fit(model, self._prepared.optimizers, self._spec)
         layout = self._prepared.trainability.layout()
         if self._layouts.setdefault(id(model), layout) != layout:

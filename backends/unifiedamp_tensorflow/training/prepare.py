@@ -150,6 +150,7 @@ class Preparation:
         for prepared in self._prepared.optimizers:
             if prepared.outer is not prepared.inner:
                 optimizers.release(prepared.outer)
+        self._prepared.release()
         self._fitting.stop()
 
 

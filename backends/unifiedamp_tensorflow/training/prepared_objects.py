@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
@@ -14,6 +15,9 @@ from .gradient_buffer import GradientBuffer
 from .prepared_optimizer import PreparedOptimizer
 from .trainability import Trainability
 from .trained_variables import TrainedVariables
+
+_HELD = weakref.WeakSet[Optimizer]()
+"""What users hold of the optimizers of all open sessions."""
 
 
 class PreparedObjects:
@@ -48,6 +52,7 @@ class PreparedObjects:
         prepared.number = len(self.optimizers)
         self.optimizers.append(prepared)
         self._by_id[id(prepared.outer)] = prepared
+        _HELD.add(prepared.outer)
         self.averaging.join(prepared)
         if self._scaling is not None:
             prepared.follow(self._scaling)
@@ -70,6 +75,15 @@ class PreparedObjects:
     def find(self, optimizer: Optimizer) -> PreparedOptimizer:
         """Return what is kept of the optimizer that users hold."""
         return self._by_id[id(optimizer)]
+
+    def is_elsewhere(self, optimizer: Optimizer | None) -> bool:
+        """Return whether another open session prepared an optimizer."""
+        return optimizer is not None and optimizer in _HELD and id(optimizer) not in self._by_id
+
+    def release(self) -> None:
+        """Let the optimizers go, as those of a closed session."""
+        for prepared in self.optimizers:
+            _HELD.discard(prepared.outer)
 
     def buffer(self, optimizer: Optimizer, call: str) -> GradientBuffer:
         """Return an optimizer's gradients on the calling replica.
