@@ -67,12 +67,18 @@ class TensorFlowInterop:
         """Return the call of a model's ``fit`` that is running; None where there is none.
 
         Raises:
-            WrongObjectError: the model was not prepared, so that its ``fit`` is not followed.
+            WrongObjectError: the model was not prepared, or is compiled with an optimizer of another session, so that
+                its ``fit`` is not followed.
         """
         if not any(model is known for known in self._prepared.models):
             raise errors.WrongObjectError(
                 f"this {type(model).__name__} was not given to this session's amp.prepare, which follows the fit of "
                 "the models that it is given: prepare the model that fit trains"
+            )
+        if self._prepared.is_elsewhere(getattr(model, "optimizer", None)):
+            raise errors.WrongObjectError(
+                f"this {type(model).__name__} is compiled with an optimizer that another session prepared, which "
+                "follows its fit: give the callback that session"
             )
         return self._fitting.run_of(model)
 

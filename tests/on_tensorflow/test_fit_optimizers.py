@@ -10,15 +10,17 @@ import unifiedamp as ua
 tf = pytest.importorskip("tensorflow")
 from models import SCALES_LOSS, batch, keras, mean_square, mlp, prepared  # noqa: E402
 
+from unifiedamp.integrations.keras import AmpCallback  # noqa: E402
+
 SESSIONS = [
     pytest.param({"policy": "mixed_bfloat16", "accumulate_steps": 2}, id="windows"),
     pytest.param({"policy": "float32", "loss_scale": 8.0}, id="scale"),
 ]
 
 
-def fit(model):
+def fit(model, *callbacks):
     x, y = map(np.asarray, batch(8))
-    model.fit(x, y, batch_size=4, verbose=0)
+    model.fit(x, y, batch_size=4, verbose=0, callbacks=[*callbacks])
 
 
 def weights(model):
@@ -231,6 +233,8 @@ def test_a_session_whose_optimizer_keras_applies_itself_may_come_second():
     model.compile(own, "mse")
     fit(model)
     assert amp.applied_steps == 0
+    with pytest.raises(ua.WrongObjectError, match="another session prepared"):
+        fit(model, AmpCallback(amp))
     other.close()
     with pytest.warns(ua.StepWarning, match="SGD was not prepared"):
         fit(model)
