@@ -14,6 +14,8 @@ WANTED = {
     "decorated_forward": {21: "no autocast region where the GradScaler can be seen"},
     "detectron_trainer": {14: "losses.backward(), where the session cannot be seen", 15: "self.optimizer.step()",
                           21: "made under a condition on itself"},
+    "features_in_a_bank": {13: "encoder.stem(images) is in no region, and a loss behind it is scaled",
+                           15: "encoder(image) is in no region, and a loss behind it is scaled"},
     "fused_step": {21: "optimizer.fuse_step() steps optimizer past the session"},
     "gated_step": {16: "gradients are unscaled before `if args.should_step(step)`"},
     "given_loss": {16: "_backward takes its loss from loss, which code that is not here gives it"},
