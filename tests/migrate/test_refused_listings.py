@@ -19,6 +19,8 @@ WANTED = {
     "fused_step": {21: "optimizer.fuse_step() steps optimizer past the session"},
     "gated_step": {16: "gradients are unscaled before `if args.should_step(step)`"},
     "given_loss": {16: "_backward takes its loss from loss, which code that is not here gives it"},
+    "gradients_of_the_module": {21: "which clears gradients", 22: "which clears gradients",
+                                25: "which clears gradients", 26: "which clears gradients"},
     "horovod": {10: "horovod.torch.DistributedOptimizer exchanges gradients by itself"},
     "learner": {14: "self.optimizer is made again here, and not prepared"},
     "local_optimizer": {24: "optimizer, which this loss trains, is not known in training_step"},
