@@ -11,6 +11,8 @@ WANTED = {
     "all_reduced_inside": {19: "inside amp.scale_loss, where they are still scaled"},
     "bert_accumulate": {21: "no single trainer.step(batch_size)", 25: "clip_global_norm([p.grad()"},
     "both_apis": {18: "a GradScaler beside apex.amp.initialize", 34: "steps self.optimizer in code that is not here"},
+    "cast_by_hand": {10: 'model.to("cpu", torch.float16) casts a prepared model, which the next step refuses',
+                     33: "model.half() casts", 35: "model.head.double() casts"},
     "decorated_forward": {21: "no autocast region where the GradScaler can be seen"},
     "detectron_trainer": {14: "losses.backward(), where the session cannot be seen", 15: "self.optimizer.step()",
                           21: "made under a condition on itself"},
