@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
+from ..training.aliases import Key
 from ..training.regions import prefixes
 from ..training.values import peeled
 from .facts import Facts
@@ -24,7 +25,7 @@ def recast(facts: Facts) -> Iterator[Problem]:
                 yield call, f"{facts.source.code(call)} casts a prepared model, which the next step refuses", _WRITE
 
 
-def _prepared(facts: Facts) -> set[object]:
+def _prepared(facts: Facts) -> set[Key | None]:
     groups = {facts.aliases.of(arg.value) for call in facts.calls("prepare") for arg in call.args}
     return groups - set(facts.optimizers) - {None}
 
@@ -36,7 +37,7 @@ def _casts(facts: Facts, call: cst.Call) -> bool:
     return any(facts.source.meaning(arg.value) in _DTYPES for arg in call.args)
 
 
-def _is_prepared(facts: Facts, call: cst.Call, models: set[object]) -> bool:
+def _is_prepared(facts: Facts, call: cst.Call, models: set[Key | None]) -> bool:
     """Whether a call is a prepared model's, or a statement by itself and a part's: tensors are cast for their value."""
     assert isinstance(call.func, cst.Attribute)
     owner = call.func.value
