@@ -6,10 +6,11 @@ from ..source import Source
 from .bound import left_out, unbound, unknown, unmade
 from .facts import Facts
 from .limits import RULES as LIMITS
+from .recast import recast
 from .rejected import unfinished_windows, with_rejections
 from .rules import RULES, Problem
 
-_RULES = (*RULES, *LIMITS, unfinished_windows, unbound, unknown, unmade, left_out)
+_RULES = (*RULES, *LIMITS, unfinished_windows, unbound, unknown, unmade, left_out, recast)
 
 
 def check(result: Source, path: str) -> list[tuple[int, str]]:  # noqa: ARG001

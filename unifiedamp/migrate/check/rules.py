@@ -10,7 +10,10 @@ from ..nodes import dotted, walk
 from ..source import Source
 from ..torch_amp.arguments import SCALERS
 from ..torch_amp.prepare import model_groups
+from ..training.aliases import Key
 from ..training.clips import CLIPS, EMPTIES
+from ..training.dataflow import names_in
+from ..training.regions import prefixes
 from .facts import Facts, scaled_for
 
 Problem = tuple[cst.CSTNode, str, str]
@@ -190,13 +193,35 @@ def _called(scope: cst.FunctionDef | cst.Module) -> str:
 
 
 def _of_prepared(facts: Facts, node: cst.Attribute) -> bool:
-    """Whether an attribute is one of a loop's variable, over the parameters of a prepared model."""
-    owner, groups = dotted(node.value), {facts.aliases.of(a.value) for c in facts.calls("prepare") for a in c.args}
-    for above in facts.source.above(node):
-        if isinstance(above, cst.For | cst.CompFor) and owner in {dotted(one) for one in walk(above.target)}:
-            parts = [one for one in walk(above.iter) if isinstance(one, cst.Attribute)]
-            return any(facts.aliases.of(one.value) in groups for one in parts if "parameters" in one.attr.value)
+    """Whether an attribute is one of a prepared model's parameter: of a loop's variable, or by its name."""
+    groups = {facts.aliases.of(arg.value) for call in facts.calls("prepare") for arg in call.args}
+    if any(facts.aliases.of(one) in groups for one in prefixes(node.value)):
+        return True  # model.fc.weight.grad
+    wanted = {dotted(node.value)}
+    for loop in _loops(facts, node):
+        if wanted & {dotted(one) for one in walk(loop.target)}:
+            if any(_goes_through(facts, one, groups) for one in walk(loop.iter)):
+                return True
+            wanted = names_in(facts.source, loop.iter)  # for group in ...: for param in group["params"]
     return False
+
+
+def _loops(facts: Facts, node: cst.CSTNode) -> Iterator[cst.For | cst.CompFor]:
+    """Yield the loops around a node, those of comprehensions too, innermost first."""
+    for above in facts.source.above(node):
+        if isinstance(above, cst.For):
+            yield above
+        elif isinstance(above, cst.BaseComp):
+            inner = [one for one in walk(above.for_in) if isinstance(one, cst.CompFor)]
+            yield from reversed(inner)
+
+
+def _goes_through(facts: Facts, node: cst.CSTNode, groups: set[Key | None]) -> bool:
+    """Whether a node is ``model.module.named_parameters`` or ``optimizer.param_groups`` of what is prepared."""
+    if not isinstance(node, cst.Attribute):
+        return False
+    lists = "parameters" in node.attr.value or node.attr.value == "param_groups"
+    return lists and any(facts.aliases.of(part) in groups for part in prefixes(node.value))
 
 
 def _asks_for_gradient(source: Source, node: cst.Attribute) -> bool:

@@ -10,7 +10,8 @@ import libcst as cst
 
 from ..nodes import targets, walk
 from ..source import Source, Statement
-from .regions import enclosing, names_in
+from .dataflow import names_in
+from .regions import enclosing
 
 
 class Guard(NamedTuple):

@@ -12,6 +12,7 @@ from ..source import Statement
 from ..work import Work
 from .aliases import Aliases, Key
 from .clips import Clips, Site
+from .outside import outside
 from .regions import Regions, Uncovered, enclosing
 
 SCALED = "`with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()`"
@@ -250,6 +251,11 @@ class Loops:
                     self._uncovered(site, each, header)
             regions.uncovered.clear()
         regions.emit()
+        if self.unscales and not self.work.blockers:  # Apex; torch's own code says itself what is in a region
+            for call in outside(source, self.aliases, self.models, self.sites, regions.covered):
+                if not self.work.edits.covers(source, call):
+                    what = f"{source.code(call)} is in no region, and a loss behind it is scaled"
+                    self.work.block(call, what, "compute in `with amp.autocast():` all that the loss is computed from")
 
     def _uncovered(self, site: Site, each: Uncovered, header: str) -> None:
         """Refuse a loss that no model was found for, where it is computed."""

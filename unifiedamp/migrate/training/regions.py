@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import libcst as cst
 
-from ..nodes import dotted, targets, walk
+from ..nodes import dotted, walk
 from ..source import Block, Source, Statement
 from ..work import Work
 from .aliases import Aliases, Key
+from .dataflow import Dataflow, filled_by, names_in
 from .values import WRAPPERS
 
-_NO_FORWARD = (
+NO_FORWARD = (
     "train", "eval", "parameters", "named_parameters", "state_dict", "load_state_dict", "zero_grad", "no_sync", "to",
     "cuda", "cpu", "half", "float", "children", "modules", "named_modules", "apply", "register_buffer", "share_memory",
     "require_grad", "requires_grad_", "backward", "step", "append", "update", "item", "save", "save_pretrained",
@@ -40,25 +42,6 @@ class Uncovered(NamedTuple):
     given: Sequence[str]
 
 
-class _Dataflow(NamedTuple):
-    """The variables that a statement assigns, those that have no other value behind it, and those that it uses."""
-
-    targets: set[str]
-    replaced: set[str]
-    used: set[str]
-
-    @classmethod
-    def of(cls, source: Source, statement: Statement) -> _Dataflow:
-        small = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
-        if not isinstance(small, cst.Assign):
-            return cls(targets(statement), set(), names_in(source, statement))
-        parts: list[cst.BaseExpression] = [target.target for target in small.targets]
-        for part in parts:
-            if isinstance(part, cst.Tuple | cst.List):
-                parts += [element.value for element in part.elements]
-        return cls(targets(statement), {dotted(part) for part in parts} - {""}, names_in(source, small.value))
-
-
 class Regions:
     """Collects regions of a file, and puts them in its edits.
 
@@ -72,6 +55,7 @@ class Regions:
 
     Attributes:
         uncovered: the losses, as the functions that compute them name them, for which no call of a model was found.
+        covered: the statements that are in regions, once ``emit`` has put them there.
     """
 
     def __init__(
@@ -88,10 +72,11 @@ class Regions:
         self._models = models - {None}
         self._ending = _around(work.source, ends)
         self._ranges: dict[Block, dict[Range, None]] = {}
-        self._facts: dict[Statement, _Dataflow] = {}
+        self._facts: dict[Statement, Dataflow] = {}
         self._first: dict[Block, dict[str, int]] = {}
         self._computing: dict[cst.CSTNode, bool] = {}
         self.uncovered: list[Uncovered] = []
+        self.covered: set[cst.CSTNode] = set(self._there)
 
     def cover(self, loss: cst.CSTNode, place: Statement, header: str, depth: int = 0) -> bool:
         """Put what computes ``loss`` before ``place`` in a region; return whether a model's call was found."""
@@ -127,6 +112,7 @@ class Regions:
             body = bodies[block]
             for first, last, header in self._joined(body, found):
                 self._work.edits.wrap(body[first], body[last], header)
+                self.covered.update(body[first : last + 1])
 
     def computes(self, node: cst.CSTNode) -> bool:
         """Whether a model is called in a node, itself or in a function of this file, or handed to a function."""
@@ -154,9 +140,9 @@ class Regions:
         if isinstance(func, cst.Subscript) and self._aliases.of(func.value) in self._models:
             return True
         if isinstance(func, cst.Attribute):
-            if func.attr.value in _NO_FORWARD:
+            if func.attr.value in NO_FORWARD:
                 return False
-            if any(self._aliases.of(part) in self._models for part in _prefixes(func.value)):
+            if any(self._aliases.of(part) in self._models for part in prefixes(func.value)):
                 return True
         if dotted(func) in _NO_FORWARD_OF or "clip_grad" in dotted(func) or "save" in dotted(func):
             return False
@@ -187,9 +173,9 @@ class Regions:
                 needed |= flow.used
         return self._keep(block, body, flagged, header) or found
 
-    def _dataflow(self, statement: Statement) -> _Dataflow:
+    def _dataflow(self, statement: Statement) -> Dataflow:
         if statement not in self._facts:
-            self._facts[statement] = _Dataflow.of(self._source, statement)
+            self._facts[statement] = Dataflow.of(self._source, statement)
         return self._facts[statement]
 
     def _first_targets(self, block: Block, body: list[Statement]) -> dict[str, int]:
@@ -216,18 +202,32 @@ class Regions:
         """Cover where other methods compute the attributes that the loss is computed from."""
         found = False
         for text in sorted(one for one in needed if one.startswith("self.")):
-            for assign in self._source.assigns(text):
-                other = self._source.scope(assign)
-                if self._aliases.of(assign.targets[0].target) in self._models:
-                    continue
+            for node, value in self._written(text):
+                other = self._source.scope(node)
                 init = isinstance(other, cst.FunctionDef) and other.name.value == "__init__"
-                if other is scope or init or not self.computes(assign.value):
+                if other is scope or init or not self.computes(value):
                     continue
-                statement = self._source.statement(assign)
+                statement = self._source.statement(node)
                 block = self._source.block(statement)
                 body = statements(block)
                 if statement not in self._ending:
                     found = self._keep(block, body, [body.index(statement)], header) or found
+        return found
+
+    def _written(self, text: str) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
+        """Yield the lines that write an attribute, models left out, with what each puts there."""
+        for assign in self._source.assigns(text):
+            if self._aliases.of(assign.targets[0].target) not in self._models:
+                yield assign, assign.value
+        for call in self._fills.get(text, ()):
+            yield call, call
+
+    @functools.cached_property
+    def _fills(self) -> dict[str, list[cst.Call]]:
+        """Variable -> the calls that put something into it."""
+        found: dict[str, list[cst.Call]] = {}
+        for call in self._source.of(cst.Call):
+            found.setdefault(filled_by(self._source, call), []).append(call)
         return found
 
     def _callers(self, scope: cst.FunctionDef, loss: cst.CSTNode, needed: set[str], header: str, depth: int) -> bool:
@@ -302,14 +302,7 @@ def enclosing(source: Source, statement: cst.CSTNode) -> Statement | None:
     return None
 
 
-def names_in(source: Source, node: cst.CSTNode) -> set[str]:
-    """Return the variables that a node uses, plain ones and attributes."""
-    used = {dotted(one) for one in walk(node) if isinstance(one, cst.Attribute)}
-    used |= {one.value for one in walk(node) if isinstance(one, cst.Name) and source.is_reference(one)}
-    return used - {"", "self"}
-
-
-def _prefixes(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+def prefixes(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
     """Yield ``a.b.c``, ``a.b`` and ``a`` of the first."""
     yield node
     while isinstance(node, cst.Attribute):
