@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import libcst as cst
 
 from ..nodes import argument, dotted, keywords
-from ..sessions import prepare_line, session_line
+from ..sessions import LONGEST, prepare_line, session_line
 from ..source import Source, Statement
 from ..training.flags import Guard, condition, empty, guards, lift, otherwise
+from ..training.values import moved
 from ..work import Work
 from .questions import answered
 from .settings import settings
@@ -24,6 +25,14 @@ class Start(NamedTuple):
     call: cst.Call
     models: Sequence[cst.BaseExpression]
     optimizers: Sequence[cst.BaseExpression]
+
+
+class _Prepare(NamedTuple):
+    """The line that prepares, the same without moves of models (``model.to(device)``), and lines that move them."""
+
+    code: str
+    bare: str
+    moves: Sequence[str]
 
 
 def initialize(work: Work, call: cst.Call, starts: Sequence[cst.Call], sessions: dict[cst.CSTNode, str]) -> Start:
@@ -42,20 +51,24 @@ def initialize(work: Work, call: cst.Call, starts: Sequence[cst.Call], sessions:
     if "*" in keywords(call):
         raise work.stop(call, "amp.initialize with *arguments", "name the arguments")
     models = _objects(work, call, argument(call, "models", 0))
-    optimizers = _objects(work, call, argument(call, "optimizers", 1))
+    optimizers = _objects(work, call, argument(call, "optimizers", 1), lambda given: given)
     codes = ([source.code(m) for m in models], [source.code(o) for o in optimizers])
     simple, assign = source.simple(call), source.assignment(call)
     if assign is not None and len(assign.targets) == 1:
         given = _given(assign)
         if len(given) != len(models) + len(optimizers):
             raise work.stop(call, "amp.initialize with other results than it has arguments", "call amp.prepare")
-        prepare = _prepare(amp, [source.code(one) for one in given], *codes)
+        bare = [source.code(moved(m)) for m in models]
+        moves = [code for name, code in zip(bare, codes[0], strict=True) if name != code]
+        into = [source.code(one) for one in given]
+        prepare = _Prepare(_prepare(amp, into, *codes), _prepare(amp, into, bare, codes[1]), moves)
         _put(work, call, starts, sessions, [dotted(one) for one in optimizers], prepare)
-        return Start(call, [*models, *given[: len(models)]], [*optimizers, *given[len(models) :]])
+        return Start(call, [*map(moved, models), *given[: len(models)]], [*optimizers, *given[len(models) :]])
     if not isinstance(simple, cst.Return) or simple.value is not call:
         raise work.stop(call, "amp.initialize inside an expression", "assign its result on a separate line")
-    _put(work, call, starts, sessions, [], f"return {amp}.prepare({', '.join([*codes[0], *codes[1]])})")
-    return Start(call, models, optimizers)
+    line = f"return {amp}.prepare({', '.join([*codes[0], *codes[1]])})"
+    _put(work, call, starts, sessions, [], _Prepare(line, line, ()))
+    return Start(call, [*map(moved, models)], optimizers)
 
 
 def _put(
@@ -64,30 +77,30 @@ def _put(
     starts: Sequence[cst.Call],
     sessions: dict[cst.CSTNode, str],
     optimizers: Sequence[str],
-    prepare: str,
+    prepare: _Prepare,
 ) -> None:
     """Write the session's lines: outside the flag that guards them, or one for each branch."""
     source, names = work.source, work.names
     statement = source.statement(call)
     told = settings(work, call)
     chain = guards(source, statement, optimizers, lambda test: answered(source, test))
-    if prepare.startswith("return"):
+    if prepare.code.startswith("return"):
         chain = []
     gone = _imports(source) | {each for each, code in work.edits.lines.items() if not code}
     alone = not any(source.inside(one, chain[-1].node) for one in starts if one is not call) if chain else True
     place = lift(work, statement, chain, gone) if chain and alone else None
-    if place is None:
+    if place is None or (place == "before" and prepare.moves):
         line = session_line(names, names.amp, "torch", **told)
-        work.edits.statement(statement, *_once(work, call, sessions, statement, line), prepare)
-        _otherwise(work, statement, chain, starts, optimizers, prepare)
+        work.edits.statement(statement, *_once(work, call, sessions, statement, line), prepare.code)
+        _otherwise(work, statement, chain, starts, optimizers, prepare.bare)
         return
     outer = chain[-1].node
     line = session_line(names, names.amp, "torch", **_switched(told, condition(chain)))
-    lines = (*_once(work, call, sessions, outer, line), prepare)
-    if empty(source, statement, chain, gone):
+    lines = (*_once(work, call, sessions, outer, line), prepare.bare)
+    if empty(source, statement, chain, gone) and not prepare.moves:
         work.edits.statement(outer, *lines)
         return
-    work.edits.statement(statement)
+    work.edits.statement(statement, *prepare.moves)  # without the flag, models stay where they are
     for line in lines:
         (work.edits.after if place == "after" else work.edits.before)(outer, line)
 
@@ -170,11 +183,18 @@ def _given(assign: cst.Assign) -> list[cst.BaseExpression]:
 def _prepare(amp: str, given: list[str], models: list[str], optimizers: list[str]) -> str:
     if given == [*models, *optimizers]:
         return prepare_line(amp, models, optimizers)
-    return f"{', '.join(given)} = {amp}.prepare({', '.join([*models, *optimizers])})"
+    objects = ", ".join([*models, *optimizers])
+    line = f"{', '.join(given)} = {amp}.prepare({objects})"
+    return line if len(line) <= LONGEST else f"{', '.join(given)} = {amp}.prepare(\n    {objects}\n)"
 
 
-def _objects(work: Work, call: cst.Call, given: cst.BaseExpression | None) -> list[cst.BaseExpression]:
-    """Return the models or optimizers that ``initialize`` was given."""
+def _objects(
+    work: Work,
+    call: cst.Call,
+    given: cst.BaseExpression | None,
+    inner: Callable[[cst.BaseExpression], cst.BaseExpression] = moved,
+) -> list[cst.BaseExpression]:
+    """Return the models or optimizers that ``initialize`` was given; ``inner`` is what an expression gives back."""
     if given is None or dotted(given) == "None":
         return []
     parts = [given]
@@ -185,7 +205,7 @@ def _objects(work: Work, call: cst.Call, given: cst.BaseExpression | None) -> li
             call, f"amp.initialize of a list in {dotted(given)}",
             "make the session with `ua.Amp(...)` and call `amp.prepare(*models, *optimizers)`",
         )  # fmt: skip
-    if not all(dotted(part) or isinstance(part, cst.Subscript) for part in parts):
+    if not all(dotted(inner(part)) or isinstance(part, cst.Subscript) for part in parts):
         raise work.stop(
             call, "amp.initialize of an expression",
             "assign models and optimizers to names before, and run migrate again",

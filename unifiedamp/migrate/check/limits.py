@@ -15,7 +15,7 @@ from ..torch_amp.prepare import model_groups
 from ..training.aliases import Key
 from ..training.values import peeled
 from ..work import EXCHANGED
-from .facts import Facts
+from .facts import Facts, prepared_by
 
 Problem = tuple[cst.CSTNode, str, str]
 _SCALE = re.compile(r"(loss|grad)_?scale(r)?\b", re.IGNORECASE)
@@ -63,8 +63,8 @@ def remade(facts: Facts) -> Iterator[Problem]:
     source = facts.source
     prepared: dict[Key | None, set[cst.CSTNode]] = {}
     for call in facts.calls("prepare"):
-        for arg in call.args:
-            prepared.setdefault(facts.aliases.key(arg.value), set()).add(source.scope(call))
+        for one in prepared_by(call):
+            prepared.setdefault(facts.aliases.key(one), set()).add(source.scope(call))
     for node in source.of(cst.Assign):
         made = any(isinstance(value, cst.Call) for value in peeled(node.value))
         for target in node.targets if made else ():
@@ -112,7 +112,7 @@ def stepped_elsewhere(facts: Facts) -> Iterator[Problem]:
 def of_no_model(facts: Facts) -> Iterator[Problem]:
     """The parameters of a prepared optimizer are those of a model: ``prepare`` refuses an optimizer of bare tensors."""
     source = facts.source
-    groups = {facts.aliases.of(arg.value) for call in facts.calls("prepare") for arg in call.args}
+    groups = {facts.aliases.of(one) for call in facts.calls("prepare") for one in prepared_by(call)}
     for node in source.of(cst.Assign):
         given = node.value.args[0].value if isinstance(node.value, cst.Call) and node.value.args else None
         if not isinstance(given, cst.List | cst.Tuple) or not given.elements:

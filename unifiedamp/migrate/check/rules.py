@@ -11,7 +11,7 @@ from ..source import Source
 from ..torch_amp.arguments import SCALERS
 from ..torch_amp.prepare import model_groups
 from ..training.clips import CLIPS, EMPTIES
-from .facts import Facts, scaled_for
+from .facts import Facts, prepared_by, scaled_for
 
 Problem = tuple[cst.CSTNode, str, str]
 _SCALED = "`with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()`"
@@ -94,7 +94,7 @@ def regions(facts: Facts) -> Iterator[Problem]:
 
 def prepared(facts: Facts) -> Iterator[Problem]:
     """What losses are scaled for is prepared, and steps."""
-    groups = {facts.aliases.of(arg.value) for call in facts.calls("prepare") for arg in call.args}
+    groups = {facts.aliases.of(one) for call in facts.calls("prepare") for one in prepared_by(call)}
     stepped = {facts.aliases.of(arg.value) for call in facts.calls("step") for arg in call.args[:1]}
     for call in facts.calls("scale_loss"):
         for one in scaled_for(call):
@@ -191,7 +191,7 @@ def _called(scope: cst.FunctionDef | cst.Module) -> str:
 
 def _of_prepared(facts: Facts, node: cst.Attribute) -> bool:
     """Whether an attribute is one of a loop's variable, over the parameters of a prepared model."""
-    owner, groups = dotted(node.value), {facts.aliases.of(a.value) for c in facts.calls("prepare") for a in c.args}
+    owner, groups = dotted(node.value), {facts.aliases.of(a) for c in facts.calls("prepare") for a in prepared_by(c)}
     for above in facts.source.above(node):
         if isinstance(above, cst.For | cst.CompFor) and owner in {dotted(one) for one in walk(above.target)}:
             parts = [one for one in walk(above.iter) if isinstance(one, cst.Attribute)]
