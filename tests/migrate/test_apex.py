@@ -9,6 +9,8 @@ import pytest
 pytest.importorskip("torch")
 from migrating import identifiers, listing, migrated, replaced, run
 
+import unifiedamp as ua
+
 NAMES = ["apex_accumulate", "apex_gan", "apex_o1", "apex_o2", "apex_resume"]
 HERE = importlib.util.find_spec("unifiedamp.compat") and importlib.util.find_spec("unifiedamp.compat.apex")
 # The facade runs the same kernels in the same order on the same numbers; float32 rounding is all that may differ.
@@ -53,10 +55,59 @@ optimizer.step()
         ('opt_level="O1", loss_scale="128"', 'ua.Amp("torch", policy="O1", loss_scale=128.0)'),
         ('opt_level="O1", enabled=args.amp', 'ua.Amp("torch", policy="O1" if args.amp else "O0")'),
         ('opt_level="O1", max_loss_scale=2.**16, verbosity=0', "loss_scale=ua.DynamicLossScale(max_scale=2.**16)"),
+        ('opt_level="O2", keep_batchnorm_fp32="True"', 'ua.Amp("torch", policy="O2")'),
+        ('opt_level="O2", keep_batchnorm_fp32=False', 'ua.Amp("torch", policy="O2;keep_norm_float32=false")'),
+        ('opt_level="O3", keep_batchnorm_fp32=True', 'ua.Amp("torch", policy="O3;keep_norm_float32=true")'),
+        ('opt_level="O3", keep_batchnorm_fp32=False', 'ua.Amp("torch", policy="O3")'),
+        (
+            "opt_level=args.level, keep_batchnorm_fp32=args.bn",
+            'policy=args.level if args.bn is None else f"{args.level};keep_norm_float32={args.bn}"',
+        ),
+        (
+            'opt_level="O3", keep_batchnorm_fp32=args.bn',
+            'policy="O3" if args.bn is None else f"O3;keep_norm_float32={args.bn}"',
+        ),
+        (
+            'opt_level="O3", keep_batchnorm_fp32=args.bn, enabled=args.amp',
+            'policy=("O3" if args.bn is None else f"O3;keep_norm_float32={args.bn}") if args.amp else "O0"',
+        ),
+        ('opt_level="O3", loss_scale=1.0, max_loss_scale=8.0', 'ua.Amp("torch", policy="O3")'),
+        ('opt_level="O0", loss_scale="dynamic"', 'ua.Amp("torch", policy="O0", loss_scale="dynamic")'),
     ],
 )
 def test_settings(settings, wanted):
     assert wanted in migrated(START.format(settings=settings) + LOOP).after.decode()
+
+
+@pytest.mark.parametrize("given", ["None", "True", "False", "'True'", "'False'"])
+@pytest.mark.parametrize("level", ["O0", "O2", "O3"])
+def test_a_flag_for_batch_norm_reaches_the_policy(level, given):
+    settings = f"opt_level=level, keep_batchnorm_fp32={given}"
+    text = migrated(START.format(settings=settings.replace(given, "bn")) + LOOP).after.decode()
+    line = next(one for one in text.splitlines() if "ua.Amp(" in one)
+    code = line.partition("policy=")[2].removesuffix(")")
+    policy = ua.Policy.parse(eval(code, {"level": level, "bn": eval(given)}))
+    kept = {"None": level != "O3"}.get(given, "True" in given)
+    assert (policy.keep_norm_float32, policy.name) == (kept, ua.Policy.parse(level).name)
+
+
+def test_a_loss_scale_that_may_come_with_o3_is_said():
+    done = migrated(START.format(settings="opt_level=args.level, loss_scale=args.scale") + LOOP)
+    assert [(one.line, 'may come with opt_level="O3"' in one.what) for one in done.findings] == [(3, True)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ('opt_level="O3", loss_scale=128.0', "a session scales no losses for parameters in float16"),
+        ('opt_level="O3", loss_scale="dynamic"', "a session scales no losses for parameters in float16"),
+        ("opt_level=args.level, keep_batchnorm_fp32=asked()", "keep_batchnorm_fp32=asked() with opt_level=args.level"),
+    ],
+)
+def test_settings_that_no_session_has(settings, what):
+    done = migrated(START.format(settings=settings) + LOOP)
+    assert not done.changed
+    assert [(one.line, what in one.what) for one in done.findings] == [(3, True)]
 
 
 @pytest.mark.parametrize(

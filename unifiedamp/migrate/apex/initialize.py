@@ -14,7 +14,7 @@ from ..training.flags import Guard, condition, empty, guards, lift, otherwise
 from ..training.values import moved
 from ..work import Work
 from .questions import answered
-from .settings import settings
+from .settings import bracketed, settings
 
 _LISTS = ("models", "optimizers", "nets", "networks", "opts")
 
@@ -145,13 +145,9 @@ def _switched(told: dict[str, str | None], test: str) -> dict[str, str | None]:
     if test == "True":
         return told
     return {
-        "policy": f'{_bracketed(policy or "")} if {test} else "float32"',
-        "loss_scale": None if scale is None else f'{_bracketed(scale)} if {test} else "none"',
+        "policy": f'{bracketed(policy or "")} if {test} else "float32"',
+        "loss_scale": None if scale is None else f'{bracketed(scale)} if {test} else "none"',
     }
-
-
-def _bracketed(code: str) -> str:
-    return f"({code})" if " if " in code else code
 
 
 def _imports(source: Source) -> set[Statement]:
