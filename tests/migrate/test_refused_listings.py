@@ -9,6 +9,7 @@ from migrating import migrated, old_text
 
 WANTED = {
     "all_reduced_inside": {19: "inside amp.scale_loss, where they are still scaled"},
+    "averaged_by_wrapper": {13: "SWA(...) is a wrapper around an optimizer, which amp.prepare refuses"},
     "bert_accumulate": {21: "no single trainer.step(batch_size)", 25: "clip_global_norm([p.grad()"},
     "both_apis": {18: "a GradScaler beside apex.amp.initialize", 34: "steps self.optimizer in code that is not here"},
     "decorated_forward": {21: "no autocast region where the GradScaler can be seen"},
@@ -18,6 +19,7 @@ WANTED = {
     "gated_step": {16: "gradients are unscaled before `if args.should_step(step)`"},
     "given_loss": {16: "_backward takes its loss from loss, which code that is not here gives it"},
     "horovod": {10: "horovod.torch.DistributedOptimizer exchanges gradients by itself"},
+    "larc": {11: "LARC(...) is a wrapper around an optimizer, which amp.prepare refuses"},
     "learner": {14: "self.optimizer is made again here, and not prepared"},
     "local_optimizer": {24: "optimizer, which this loss trains, is not known in training_step"},
     "objectives_in_turn": {20: "optimizer is one of several: optimizer = optimizers[place]"},

@@ -14,7 +14,7 @@ from ..source import Source
 from ..torch_amp.prepare import model_groups
 from ..training.aliases import Key
 from ..training.values import peeled
-from ..work import EXCHANGED
+from ..work import EXCHANGED, LARC, SWA
 from .facts import Facts, prepared_by
 
 Problem = tuple[cst.CSTNode, str, str]
@@ -56,6 +56,19 @@ def exchanged(facts: Facts) -> Iterator[Problem]:
             if any(facts.aliases.of(target.target) in facts.optimizers for target in node.targets):
                 what = f"{name} exchanges gradients by itself, and the session would judge them before that"
                 yield node, what, "DistributedDataParallel, which the session knows"
+
+
+def wrapped(facts: Facts) -> Iterator[Problem]:
+    """What is prepared is an optimizer, and no wrapper around one, in which torch's hooks do not run."""
+    for call in facts.source.calls(*LARC, *SWA):
+        assign = facts.source.assignment(call)
+        if assign is None or not any(facts.aliases.of(one.target) in facts.optimizers for one in assign.targets):
+            continue
+        name = dotted(call.func)
+        write = "the optimizer alone, or keep the old calls with `--to compat`, which takes LARC"
+        if facts.source.meaning(call.func) in SWA:
+            write = "the optimizer alone, and `ema = amp.ema(model)` or torch.optim.swa_utils for the average"
+        yield call, f"{name}(...) is a wrapper around an optimizer, which amp.prepare refuses", write
 
 
 def remade(facts: Facts) -> Iterator[Problem]:
@@ -144,4 +157,4 @@ def _makes(facts: Facts, assign: cst.Assign) -> bool:
     return any(one not in facts.calls("prepare") for one in calls)
 
 
-RULES = (scaled_by_hand, exchanged, remade, for_inference, stepped_elsewhere, of_no_model)
+RULES = (scaled_by_hand, exchanged, wrapped, remade, for_inference, stepped_elsewhere, of_no_model)
