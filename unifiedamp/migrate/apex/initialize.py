@@ -28,11 +28,28 @@ class Start(NamedTuple):
 
 
 class _Prepare(NamedTuple):
-    """The line that prepares, the same without moves of models (``model.to(device)``), and lines that move them."""
+    """The line that prepares.
+
+    Attributes:
+        code: the line where ``initialize`` stands.
+        bare: the same without moves of models (``model.to(device)``).
+        moves: lines that move them.
+        into: the variables that get the prepared objects; none where they are returned.
+        objects: the objects, without moves.
+    """
 
     code: str
     bare: str
-    moves: Sequence[str]
+    moves: Sequence[str] = ()
+    into: Sequence[str] = ()
+    objects: Sequence[str] = ()
+
+    def beside(self, amp: str, bound: set[str]) -> str:
+        """Return the line for another branch, which gives the variables in ``bound`` objects of its own."""
+        if not bound & set(self.into):
+            return self.bare
+        named = [name if name in bound else code for name, code in zip(self.into, self.objects, strict=True)]
+        return _prepare(amp, self.into, named, [])
 
 
 def initialize(work: Work, call: cst.Call, starts: Sequence[cst.Call], sessions: dict[cst.CSTNode, str]) -> Start:
@@ -61,13 +78,14 @@ def initialize(work: Work, call: cst.Call, starts: Sequence[cst.Call], sessions:
         bare = [source.code(moved(m)) for m in models]
         moves = [code for name, code in zip(bare, codes[0], strict=True) if name != code]
         into = [source.code(one) for one in given]
-        prepare = _Prepare(_prepare(amp, into, *codes), _prepare(amp, into, bare, codes[1]), moves)
+        lines = (_prepare(amp, into, *codes), _prepare(amp, into, bare, codes[1]))
+        prepare = _Prepare(*lines, moves, into, [*bare, *codes[1]])
         _put(work, call, starts, sessions, [dotted(one) for one in optimizers], prepare)
         return Start(call, [*map(moved, models), *given[: len(models)]], [*optimizers, *given[len(models) :]])
     if not isinstance(simple, cst.Return) or simple.value is not call:
         raise work.stop(call, "amp.initialize inside an expression", "assign its result on a separate line")
     line = f"return {amp}.prepare({', '.join([*codes[0], *codes[1]])})"
-    _put(work, call, starts, sessions, [], _Prepare(line, line, ()))
+    _put(work, call, starts, sessions, [], _Prepare(line, line))
     return Start(call, [*map(moved, models)], optimizers)
 
 
@@ -89,10 +107,10 @@ def _put(
     gone = _imports(source) | {each for each, code in work.edits.lines.items() if not code}
     alone = not any(source.inside(one, chain[-1].node) for one in starts if one is not call) if chain else True
     place = lift(work, statement, chain, gone) if chain and alone else None
-    if place is None or (place == "before" and prepare.moves):
+    if place is None or (place == "before" and prepare.moves) or _apart(source, statement, chain, prepare, optimizers, place):
         line = session_line(names, names.amp, "torch", **told)
         work.edits.statement(statement, *_once(work, call, sessions, statement, line), prepare.code)
-        _otherwise(work, statement, chain, starts, optimizers, prepare.bare)
+        _otherwise(work, statement, chain, starts, optimizers, prepare)
         return
     outer = chain[-1].node
     line = session_line(names, names.amp, "torch", **_switched(told, condition(chain)))
@@ -103,6 +121,20 @@ def _put(
     work.edits.statement(statement, *prepare.moves)  # without the flag, models stay where they are
     for line in lines:
         (work.edits.after if place == "after" else work.edits.before)(outer, line)
+
+
+def _apart(
+    source: Source,
+    statement: Statement,
+    chain: Sequence[Guard],
+    prepare: _Prepare,
+    optimizers: Sequence[str],
+    place: str,
+) -> bool:
+    """Whether branches without AMP make objects of their own, so that each branch prepares its objects."""
+    named = {name for name, code in zip(prepare.into, prepare.objects, strict=True) if name != code}
+    wanted = named | (set(optimizers) if place == "before" else set())
+    return any(guard.beside(source, statement) & wanted for guard in chain)
 
 
 def _once(work: Work, call: cst.Call, sessions: dict[cst.CSTNode, str], place: Statement, line: str) -> Sequence[str]:
@@ -127,16 +159,16 @@ def _otherwise(
     chain: Sequence[Guard],
     starts: Sequence[cst.Call],
     optimizers: Sequence[str],
-    prepare: str,
+    prepare: _Prepare,
 ) -> None:
     """Make a session in the branches beside a line that makes one."""
-    outer = [] if prepare.startswith("return") else guards(work.source, statement, ())[len(chain) :]
+    outer = [] if prepare.code.startswith("return") else guards(work.source, statement, ())[len(chain) :]
     plain = session_line(work.names, work.names.amp, "torch", policy='"float32"')
     made = [work.source.parents[start] for start in starts]
     for guard in (*chain, *(guard for guard in outer if guard.elsewhere(optimizers))):
         if guard.node not in work.completed:
             work.completed.add(guard.node)
-            otherwise(work, [guard], made, plain, prepare)
+            otherwise(work, [guard], made, plain, prepare.beside(work.names.amp, guard.beside(work.source, statement)))
 
 
 def _switched(told: dict[str, str | None], test: str) -> dict[str, str | None]:
@@ -176,8 +208,8 @@ def _given(assign: cst.Assign) -> list[cst.BaseExpression]:
     return found
 
 
-def _prepare(amp: str, given: list[str], models: list[str], optimizers: list[str]) -> str:
-    if given == [*models, *optimizers]:
+def _prepare(amp: str, given: Sequence[str], models: Sequence[str], optimizers: Sequence[str]) -> str:
+    if [*given] == [*models, *optimizers]:
         return prepare_line(amp, models, optimizers)
     objects = ", ".join([*models, *optimizers])
     line = f"{', '.join(given)} = {amp}.prepare({objects})"
