@@ -128,6 +128,19 @@ def test_what_is_not_understood_stays_with_all_that_belongs_to_it(text, line, wh
     assert what in found.what
 
 
+@pytest.mark.parametrize(
+    ("test", "asked"),
+    [("args.amp and optimizer is not None", True), ("optimizer is not None", False), ("args.amp", False)],
+)
+def test_a_flag_beside_a_question_for_the_optimizer_is_refused(test, asked):
+    text = START.format(settings='opt_level="O1"')
+    lines = [*text.splitlines()[:2], f"if {test}:", f"    {text.splitlines()[2]}"]
+    done = migrated("\n".join([*lines, LOOP]))
+    assert done.changed is not asked
+    said = [(one.line, "asks whether there is something to prepare" in one.what) for one in done.findings if asked]
+    assert said == [(3, True)] * asked
+
+
 def test_code_that_makes_no_session_is_told_where_it_needs_one():
     done = migrated(
         "from apex import amp\n\ndef step(loss, opt):\n    with amp.scale_loss(loss, opt) as s:\n        s.backward()\n"

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from ..nodes import argument, dotted, keywords
+from ..nodes import argument, conjuncts, dotted, keywords, none_of, targets
 from ..sessions import LONGEST, prepare_line, session_line
 from ..source import Source, Statement
 from ..training.flags import Guard, condition, empty, guards, lift, otherwise
+from ..training.regions import names_in
 from ..training.values import moved
 from ..work import Work
 from .questions import answered
@@ -104,10 +105,14 @@ def _put(
     chain = guards(source, statement, optimizers, lambda test: answered(source, test))
     if prepare.code.startswith("return"):
         chain = []
+    if any(_asks(guard.node.test, {*prepare.into, *prepare.objects}) for guard in chain):
+        _put_under(work, call, chain, sessions, prepare, told)
+        return
     gone = _imports(source) | {each for each, code in work.edits.lines.items() if not code}
     alone = not any(source.inside(one, chain[-1].node) for one in starts if one is not call) if chain else True
     place = lift(work, statement, chain, gone) if chain and alone else None
-    if place is None or (place == "before" and prepare.moves) or _apart(source, statement, chain, prepare, optimizers, place):
+    stays = place == "before" and bool(prepare.moves)
+    if place is None or stays or _apart(source, statement, chain, prepare, optimizers, place):
         line = session_line(names, names.amp, "torch", **told)
         work.edits.statement(statement, *_once(work, call, sessions, statement, line), prepare.code)
         _otherwise(work, statement, chain, starts, optimizers, prepare)
@@ -121,6 +126,45 @@ def _put(
     work.edits.statement(statement, *prepare.moves)  # without the flag, models stay where they are
     for line in lines:
         (work.edits.after if place == "after" else work.edits.before)(outer, line)
+
+
+def _put_under(
+    work: Work,
+    call: cst.Call,
+    chain: Sequence[Guard],
+    sessions: dict[cst.CSTNode, str],
+    prepare: _Prepare,
+    told: dict[str, str | None],
+) -> None:
+    """Write the session before an ``if`` that asks whether there is a model, and prepare under it.
+
+    Raises:
+        CannotMigrate: a flag is asked for too, or the session's arguments are made under the ``if``.
+    """
+    objects, outer = {*prepare.into, *prepare.objects}, chain[-1].node
+    line = session_line(work.names, work.names.amp, "torch", **told)
+    known = names_in(work.source, call) & targets(outer) - objects
+    if known or not all(_asks(guard.node.test, objects, alone=True) for guard in chain):
+        asked = " ".join(work.source.code(next(g for g in chain if _asks(g.node.test, objects)).node.test).split())
+        raise work.stop(outer, f"amp.initialize behind `if {asked}`, which asks whether there is something to prepare",
+                        "make the session before it, from all flags, and call amp.prepare under it")  # fmt: skip
+    for code in _once(work, call, sessions, outer, line):
+        work.edits.before(outer, code)
+    work.edits.statement(work.source.statement(call), prepare.code)
+
+
+def _asks(test: cst.BaseExpression, objects: set[str], *, alone: bool = False) -> bool:
+    """Whether a condition asks for one of these objects: ``model is not None``; ``alone``, for nothing else."""
+    found = [_asked(part) in objects for part in conjuncts(test)]
+    return all(found) if alone else any(found)
+
+
+def _asked(test: cst.BaseExpression) -> str:
+    if isinstance(test, cst.Comparison) and len(test.comparisons) == 1:
+        one = test.comparisons[0]
+        if isinstance(one.operator, cst.IsNot | cst.NotEqual) and dotted(one.comparator) == "None":
+            return dotted(test.left)
+    return none_of(test) or dotted(test)
 
 
 def _apart(
