@@ -22,6 +22,8 @@ WANTED = {
     "larc": {11: "LARC(...) is a wrapper around an optimizer, which amp.prepare refuses"},
     "learner": {14: "self.optimizer is made again here, and not prepared"},
     "local_optimizer": {24: "optimizer, which this loss trains, is not known in training_step"},
+    "module_to_another_file": {11: "apex.amp, Apex's module, is passed to resume, which is not in this file"},
+    "module_under_another_name": {12: "amp, Apex's module, is used as a value in `module = amp`"},
     "objectives_in_turn": {20: "optimizer is one of several: optimizer = optimizers[place]"},
     "optimizer_list": {11: "may not exist where it is prepared"},
     "optimizers_of_a_model": {25: "optimizer is one of several: for optimizer in optimizers"},
