@@ -91,9 +91,10 @@ def _values(source: Source) -> Iterator[cst.BaseExpression]:
             continue
         if isinstance(node, cst.Name) and not source.is_reference(node):
             continue
-        if not isinstance(source.parents[node], cst.Attribute | cst.AssignTarget | cst.NameItem | cst.Param | cst.Del):
-            if not any(isinstance(above, cst.Import | cst.ImportFrom) for above in source.above(node)):
-                yield node
+        if isinstance(source.parents[node], cst.Attribute | cst.AssignTarget | cst.NameItem | cst.Param | cst.Del):
+            continue
+        if not any(isinstance(above, cst.Import | cst.ImportFrom) for above in source.above(node)):
+            yield node
 
 
 def _taken_by(source: Source, aliases: Aliases, use: cst.BaseExpression) -> list[tuple[cst.FunctionDef, str]]:

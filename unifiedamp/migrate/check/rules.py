@@ -10,6 +10,7 @@ from ..nodes import dotted, walk
 from ..source import Source
 from ..torch_amp.arguments import SCALERS
 from ..torch_amp.prepare import model_groups
+from ..training.banned import Banned
 from ..training.clips import CLIPS, EMPTIES
 from .facts import Facts, prepared_by, scaled_for
 
@@ -90,6 +91,20 @@ def regions(facts: Facts) -> Iterator[Problem]:
     for call in facts.calls("scale_loss"):
         if not _near(facts, facts.source.scope(call), around):
             yield call, "no region computes this loss", "compute it in `with amp.autocast():`"
+
+
+def banned(facts: Facts) -> Iterator[Problem]:
+    """No region holds what CUDA's autocast raises an error for."""
+    finder, inside = Banned(facts.source, facts.aliases), set(facts.regions())
+    for with_ in facts.regions():
+        for call in finder.within(with_.body):
+            around = next((above for above in facts.source.above(call) if above in inside), with_)
+            assert isinstance(around, cst.With)
+            if any("enabled=False" in facts.source.code(item) for item in around.items):
+                continue
+            code = facts.source.code(call.func)
+            write = "the model's output on a line before, or `with amp.autocast(enabled=False):` around it"
+            yield call, f"{code}(...) in amp.autocast(), which CUDA's autocast forbids", write
 
 
 def prepared(facts: Facts) -> Iterator[Problem]:
@@ -175,7 +190,19 @@ def unfinished(facts: Facts) -> Iterator[Problem]:
             yield first, f"{code[0]} is unscaled before, and does not step in between", f"`amp.step({code[0]})` there"
 
 
-RULES = (leftovers, bare_backwards, bare_steps, clipping, regions, prepared, trained, in_time, cleared, unfinished)
+RULES = (
+    leftovers,
+    bare_backwards,
+    bare_steps,
+    clipping,
+    regions,
+    banned,
+    prepared,
+    trained,
+    in_time,
+    cleared,
+    unfinished,
+)
 
 
 def _is_bound(facts: Facts, node: cst.BaseExpression) -> bool:
