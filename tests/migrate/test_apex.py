@@ -141,6 +141,16 @@ def test_a_flag_beside_a_question_for_the_optimizer_is_refused(test, asked):
     assert said == [(3, True)] * asked
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_loss_that_apex_did_not_scale_is_said(scaled):
+    plain = LOOP.replace("with amp.scale_loss(loss, optimizer) as scaled_loss:\n    scaled_loss", "loss")
+    loop = LOOP.replace("optimizer.step()\n", "optimizer.step()\n" + LOOP) if scaled else plain
+    done = migrated(START.format(settings='opt_level="O2"') + loop)
+    assert "amp.scale_loss(loss, optimizer)" in done.after.decode()
+    said = [(one.line, one.what) for one in done.findings]
+    assert said == ([] if scaled else [(5, "loss.backward() was not scaled by Apex")])
+
+
 def test_code_that_makes_no_session_is_told_where_it_needs_one():
     done = migrated(
         "from apex import amp\n\ndef step(loss, opt):\n    with amp.scale_loss(loss, opt) as s:\n        s.backward()\n"

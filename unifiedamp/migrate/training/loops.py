@@ -145,6 +145,9 @@ class Loops:
             or dotted(call.func) == "torch.autograd.backward"
         ):
             raise self.work.stop(call, source.code(call), SCALED)
+        if self.unscales and not self.sites:
+            self.work.note(call, f"{source.code(call)} was not scaled by Apex",
+                           "the session scales it, so that small gradients do not vanish any more")  # fmt: skip
         beside = self._beside(site)
         handle = site.handle if beside is None else beside.handle
         kept = ", ".join(source.code(arg).rstrip(", ") for arg in call.args)
