@@ -7,7 +7,7 @@ import difflib
 import importlib
 
 import pytest
-from migrating import listing
+from migrating import listing, old_text
 
 from unifiedamp.migrate.engine import migrate
 
@@ -81,3 +81,10 @@ def test_the_facades_have_what_they_are_said_to_have(framework):
 def test_the_result_is_python_in_a_function_too():
     text = "def f():\n    from apex import amp, optimizers\n    return amp.initialize(1)\n"
     ast.parse(migrate("old.py", text.encode(), to="compat").after)
+
+
+def test_an_optimizer_that_compat_refuses_is_refused_here_too():
+    done = migrate("old.py", old_text("refused/averaged_by_wrapper").encode(), "compat")
+    assert not done.changed
+    assert [(one.line, "SWA(...) is a wrapper" in one.what) for one in done.findings] == [(13, True)]
+    assert migrate("old.py", old_text("refused/larc").encode(), "compat").changed

@@ -13,6 +13,8 @@ SAME = {"rel": 1e-5, "abs": 1e-6}
 # In one region both calls of a model share one float16 copy of its weights, and add their gradients in float16.
 TWICE = {"rel": 1e-3, "abs": 1e-4}
 CALLED_TWICE = {"gan_attributes", "gan_two_optimizers", "initialized_one_by_one"}
+# Apex's O2 leaves the model with float16 copies of its weights, which the listing returns.
+CAST = {"probabilities_behind_o2"}
 # A prepared model returns float32, where torch's autocast leaves float16 to what comes behind it.
 HALF = {"rel": 2e-3, "abs": 3e-4}
 
@@ -28,7 +30,7 @@ def test_apex(name, flag, monkeypatch):
     assert done.changed, done.findings
     with apex_without_amp(monkeypatch), sessions_on_cpu(monkeypatch):
         new = weights(done.after.decode(), flag)
-    assert new == pytest.approx(old, **(TWICE if name in CALLED_TWICE else SAME))
+    assert new == pytest.approx(old, **(TWICE if name in CALLED_TWICE else HALF if name in CAST else SAME))
     assert not identifiers(done.after.decode()) & {"initialize", "master_params"}
 
 

@@ -38,7 +38,7 @@ def refusals(path: str, api: ModuleType, check: Check, source: Source, edits: Ed
 
 def old_lines(before: bytes, after: bytes) -> dict[int, int]:
     """Return line of the result → line of the old text that became it, or that it stands beside; from 1."""
-    old, new = before.splitlines(), after.splitlines()
+    old, new = ([line.strip() for line in text.splitlines()] for text in (before, after))  # regions indent lines
     lines: dict[int, int] = {}
     for _, start, end, first, last in difflib.SequenceMatcher(None, old, new, autojunk=True).get_opcodes():
         for offset in range(last - first):

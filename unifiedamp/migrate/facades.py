@@ -12,6 +12,7 @@ from .edits import Edits
 from .nodes import dotted
 from .report import Finding
 from .source import Source, Statement
+from .work import SWA
 
 NAME = "compat"
 _TORCH = ("GradScaler", "autocast", "custom_bwd", "custom_fwd")
@@ -88,6 +89,9 @@ def _facade(meaning: str) -> tuple[Facade, str] | None:
 
 
 def _unknown(source: Source) -> Iterator[Finding]:
+    for call in source.calls(*SWA) if source.calls("apex.amp.initialize") else ():
+        what = f"{dotted(call.func)}(...) is a wrapper around an optimizer, which unifiedamp.compat refuses"
+        yield Finding(source.line(call), what, "initialize the optimizer alone", blocks=True)
     for node in (*source.of(cst.Attribute), *source.of(cst.Name)):
         if isinstance(node, cst.Name) and not source.is_reference(node):
             continue

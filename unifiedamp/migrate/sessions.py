@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import libcst as cst
 
@@ -117,14 +117,21 @@ def _is_docstring(statement: cst.CSTNode) -> bool:
     return isinstance(one, cst.Expr) and isinstance(one.value, cst.SimpleString | cst.ConcatenatedString)
 
 
-def free_name(source: Source, wanted: str) -> str:
-    """Return ``wanted``, or ``amp_session`` where the file calls a flag, a parameter or an attribute so."""
-    return "amp_session" if wanted == "amp" and any(_takes(source, node) for node in source.nodes) else wanted
+def free_name(source: Source, wanted: str, takers: Collection[cst.FunctionDef] = ()) -> str:
+    """Return ``wanted``, or ``amp_session`` where the file calls a flag, a parameter or an attribute so.
+
+    Args:
+        source: the file.
+        wanted: the name.
+        takers: functions whose parameter of this name is the session.
+    """
+    taken = wanted == "amp" and any(_takes(source, node, takers) for node in source.nodes)
+    return "amp_session" if taken else wanted
 
 
-def _takes(source: Source, node: cst.CSTNode) -> bool:
+def _takes(source: Source, node: cst.CSTNode, takers: Collection[cst.FunctionDef]) -> bool:
     if isinstance(node, cst.Param):
-        return node.name.value == "amp"
+        return node.name.value == "amp" and source.scope(node) not in takers
     if isinstance(node, cst.AssignTarget | cst.AnnAssign | cst.For | cst.NamedExpr):
         if dotted(node.target) not in ("amp", "self.amp"):
             return False

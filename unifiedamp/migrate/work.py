@@ -15,6 +15,10 @@ from .source import Source, Statement
 EXCHANGED = ("DistributedOptimizer", "DistributedTrainer", "DistributedGradientTape")
 """Wrappers of Horovod and BytePS that exchange gradients by themselves, unseen by a session."""
 
+LARC = ("apex.parallel.LARC", "apex.parallel.LARC.LARC", "apex.parallel.larc.LARC")
+SWA = ("torchcontrib.optim.SWA", "torchcontrib.optim.swa.SWA")
+"""Wrappers around an optimizer in which torch runs no hooks: a session needs those."""
+
 
 @dataclass(frozen=True)
 class Names:

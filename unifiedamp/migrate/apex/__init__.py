@@ -12,7 +12,7 @@ from ..source import Source
 from ..training.aliases import Aliases
 from ..work import Work
 from .available import answer
-from .held import by_name
+from .held import by_name, given, hand_on
 from .initialize import Start, initialize
 from .loop import rewrite_loops
 from .registered import drop_registered
@@ -37,12 +37,14 @@ def plan(work: Work) -> None:
     if not starts:
         _without_start(work)
         return
-    work.names = replace(work.names, amp=free_name(work.source, work.names.amp))
     aliases = Aliases(work.source)
-    answer(work)
+    takers = given(work.source, aliases) if work.names.amp == "amp" else set[cst.FunctionDef]()
+    work.names = replace(work.names, amp=free_name(work.source, work.names.amp, takers))
+    answer(work, takers)
     _read_scale(work)
     drop_registered(work)
     _refuse_unknown(work)
+    hand_on(work, aliases, takers)
     made: list[Start] = []
     sessions: dict[cst.CSTNode, str] = {}
     for call in starts:
@@ -54,8 +56,9 @@ def plan(work: Work) -> None:
             work.edits.expression(call.func, f"{work.names.amp}.{name}")
     _drop_globals(work)
     work.decide()
+    users = calls_of(work.source, *IN_LOOPS)
     for call in {work.source.scope(one): one for one in reversed(starts)}.values():  # one of each function
-        share(work, call, [*calls_of(work.source, *IN_LOOPS), *starts])
+        share(work, call, [use for use in (*users, *starts) if work.source.scope(use) not in takers])
 
 
 def _read_scale(work: Work) -> None:
@@ -81,6 +84,8 @@ def _without_start(work: Work) -> None:
     write = "give this code the session (`amp`) that the file with amp.initialize makes, then write it by hand"
     for call in sorted(calls_of(work.source, *IN_LOOPS), key=work.source.line):
         work.note(call, f"{dotted(call.func)}() without amp.initialize", write)
+    if not work.findings and work.source.methods("initialize"):
+        hand_on(work, Aliases(work.source), ())
 
 
 def _refuse_unknown(work: Work) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import libcst as cst
 
 from ..nodes import dotted
@@ -9,12 +11,16 @@ from ..work import Work
 from .questions import answered, asked
 
 
-def answer(work: Work) -> None:
-    """Answer ``amp is None``, ``if amp``, and the flags that an import of amp sets."""
+def answer(work: Work, takers: Collection[cst.CSTNode]) -> None:
+    """Answer ``amp is None``, ``if amp``, and the flags that an import of amp sets; not in ``takers``, which may be
+    given a session or None.
+    """
     for node in work.source.nodes:
         if isinstance(node, cst.Try):
             _import(work, node)
-        elif isinstance(node, cst.BaseExpression) and asked(work.source, node):
+        elif (
+            isinstance(node, cst.BaseExpression) and asked(work.source, node) and work.source.scope(node) not in takers
+        ):
             meant = answered(work.source, node)
             if meant is not None:
                 _question(work, node, meant)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from ..nodes import argument, dotted, keywords, walk
+from ..nodes import argument, dotted, keywords, literal, walk
 from ..source import Source
 from ..training.aliases import Aliases
 from ..training.clips import CLIPS, Site
@@ -29,6 +29,8 @@ def rewrite_loops(work: Work, aliases: Aliases, starts: Sequence[Start]) -> None
     optimizers = {aliases.of(one): work.source.code(one) for start in starts for one in start.optimizers}
     loops = Loops(work, aliases, models - {None}, {k: v for k, v in optimizers.items() if k}, lambda _: amp)
     loops.unscales = True
+    levels = {literal(argument(call, "opt_level", 3)) for call in calls_of(work.source, "initialize")}
+    loops.models_alone = levels <= {"O2", "O3"}
     for call in calls_of(work.source, "scale_loss"):
         with work.blocking():
             loops.sites.append(_site(work, loops, call))

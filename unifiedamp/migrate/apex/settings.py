@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import libcst as cst
 
-from ..nodes import argument, literal
+from ..nodes import argument, dotted, literal
 from ..sessions import dynamic
 from ..source import Source
 from ..work import Work
@@ -32,29 +32,80 @@ def calls_of(source: Source, *names: str) -> list[cst.Call]:
 
 
 def settings(work: Work, call: cst.Call) -> dict[str, str | None]:
-    """Return the code of the session's arguments, and say what is left out."""
+    """Return the code of the session's arguments, and say what is left out.
+
+    Raises:
+        CannotMigrate: the session has no loss scale at this level.
+    """
     source = work.source
     level = argument(call, "opt_level", 3)
     enabled = argument(call, "enabled", 2)
     policy = '"O1"' if level is None else source.code(level)
+    policy = _with_norms(work, call, policy, "O1" if level is None else literal(level))
     if enabled is not None and literal(enabled) is not True:
-        policy = f'{policy} if {source.code(enabled)} else "O0"'
+        policy = f'{bracketed(policy)} if {source.code(enabled)} else "O0"'
     _say_what_has_no_meaning(work, call)
-    return {"policy": policy, "loss_scale": _loss_scale(work, call)}
+    return {"policy": policy, "loss_scale": _loss_scale(work, call, "O1" if level is None else literal(level))}
 
 
-def _loss_scale(work: Work, call: cst.Call) -> str | None:
+def bracketed(code: str) -> str:
+    """Return code that may stand before an ``if``."""
+    return f"({code})" if " if " in code else code
+
+
+def _with_norms(work: Work, call: cst.Call, policy: str, level: object) -> str:
+    """Return the policy's code with ``keep_batchnorm_fp32``, where the level does not do that anyway.
+
+    Raises:
+        CannotMigrate: level and flag are no constants or names.
+    """
+    norm = argument(call, "keep_batchnorm_fp32", 6)
+    if norm is None or dotted(norm) == "None" or level in ("O0", "O1"):
+        return policy  # O0 casts no layer, and O1 takes None alone
+    value = {"True": True, "False": False}.get(str(literal(norm)))
+    if value is not None and level == ("O2" if value else "O3"):
+        return policy
+    if value is not None and isinstance(level, str):
+        return f'"{level};keep_norm_float32={str(value).lower()}"'
+    code = work.source.code(norm)
+    constant = isinstance(level, str)
+    if not (dotted(norm) or value is not None) or not (constant or dotted(cst.parse_expression(policy))):
+        raise work.stop(call, f"keep_batchnorm_fp32={code} with opt_level={policy}", "assign both to names before")
+    base = level if constant else f"{{{policy}}}"
+    chosen = f'f"{base};keep_norm_float32={f"{{{code}}}" if value is None else str(value).lower()}"'
+    return chosen if value is not None else f"{policy} if {code} is None else {chosen}"
+
+
+def _loss_scale(work: Work, call: cst.Call, level: object) -> str | None:
+    """Return the code of the session's loss scale; None for the level's own.
+
+    Raises:
+        CannotMigrate: a scale for parameters in float16.
+    """
     source = work.source
+    given = argument(call, "loss_scale", 8)
+    code = "None" if given is None else source.code(given)
     bounds = {"min_scale": argument(call, "min_loss_scale"), "max_scale": argument(call, "max_loss_scale")}
     known = {key: source.code(value) for key, value in bounds.items() if value is not None}
-    known = _start(bounds["max_scale"], known) | known
-    if known:
-        return dynamic(work.names, **known)
-    given = argument(call, "loss_scale")
-    if given is None or source.code(given) in ("None", '"dynamic"', "'dynamic'"):
-        return None
     value = literal(given)
-    return str(float(value)) if isinstance(value, str) and _is_number(value) else source.code(given)
+    if code == "None" and level in ("O0", "O3"):
+        return None  # Apex scales nothing there, whatever the bounds
+    if level == "O3" and _number(value) == 1.0:
+        return None
+    if level == "O3" and value is not None:
+        raise work.stop(call, f"opt_level=\"O3\" with loss_scale={code}, and a session scales no losses for parameters "
+                        "in float16", 'opt_level="O2", or leave loss_scale out')  # fmt: skip
+    if code == "None" or value == "dynamic":
+        known = _start(bounds["max_scale"], known) | known
+        if known:
+            return dynamic(work.names, **known)
+        return '"dynamic"' if level == "O0" else None
+    if known:
+        work.note(call, "min_loss_scale and max_loss_scale were left out", "they hold for a dynamic loss scale alone")
+    if level == "O3" or not isinstance(level, str):
+        work.note(call, f"loss_scale={code} may come with opt_level=\"O3\"",
+                  "ua.Amp refuses a loss scale for parameters in float16: leave it out there, or use O2")  # fmt: skip
+    return code if _number(value) is None or not isinstance(value, str) else str(_number(value))
 
 
 def _start(bound: cst.BaseExpression | None, known: dict[str, str]) -> dict[str, str]:
@@ -67,10 +118,6 @@ def _start(bound: cst.BaseExpression | None, known: dict[str, str]) -> dict[str,
 
 
 def _say_what_has_no_meaning(work: Work, call: cst.Call) -> None:
-    norm = argument(call, "keep_batchnorm_fp32")
-    if norm is not None and literal(norm) in (False, "False"):
-        write = "the session keeps batch norm in float32: policy=ua.Policy.parse(...).replace(keep_norm_float32=False)"
-        work.note(call, "keep_batchnorm_fp32=False", write)
     for key in NO_MEANING:
         given = argument(call, key)
         if given is not None and work.source.code(given) != "None":
@@ -80,9 +127,8 @@ def _say_what_has_no_meaning(work: Work, call: cst.Call) -> None:
         work.note(call, "num_losses= was left out", "all losses of a session share one scale")
 
 
-def _is_number(text: str) -> bool:
+def _number(value: object) -> float | None:
     try:
-        float(text)
+        return float(value) if isinstance(value, str | int | float) else None
     except ValueError:
-        return False
-    return True
+        return None

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import libcst as cst
 
 from ..nodes import dotted, targets, walk
-from .facts import Facts
+from .facts import Facts, prepared_by
 
 _WRITE = 'a line on each other path that makes the session, with policy="float32"'
 _LEAVE = ("sys.exit", "exit", "quit", "os._exit")
@@ -42,7 +42,7 @@ def unmade(facts: Facts) -> Iterator[tuple[cst.CSTNode, str, str]]:
     """Yield what is prepared where some path has not made it yet."""
     for call in facts.calls("prepare"):
         scope = facts.source.scope(call)
-        given = {arg.value for arg in call.args if isinstance(arg.value, cst.Name)}
+        given = {one for one in prepared_by(call) if isinstance(one, cst.Name)}
         names = {one.value for one in given if _made_in(facts, one.value, scope)}
         walker = _Paths(facts, names)
         walker.block(_body(scope), set(_parameters(scope)))

@@ -9,6 +9,7 @@ import libcst as cst
 from ..nodes import argument, dotted
 from ..source import Source
 from ..training.aliases import Aliases, Key
+from ..training.values import moved
 
 
 class Facts:
@@ -88,3 +89,8 @@ def scaled_for(call: cst.Call) -> list[cst.BaseExpression]:
     if isinstance(given, cst.List | cst.Tuple):
         return [element.value for element in given.elements]
     return [] if given is None else [given]
+
+
+def prepared_by(call: cst.Call) -> list[cst.BaseExpression]:
+    """Return the models and optimizers that a call of ``prepare`` is given, without moves to a device."""
+    return [moved(arg.value) for arg in call.args]

@@ -14,8 +14,8 @@ from ..source import Source
 from ..torch_amp.prepare import model_groups
 from ..training.aliases import Key
 from ..training.values import peeled
-from ..work import EXCHANGED
-from .facts import Facts
+from ..work import EXCHANGED, LARC, SWA
+from .facts import Facts, prepared_by
 
 Problem = tuple[cst.CSTNode, str, str]
 _SCALE = re.compile(r"(loss|grad)_?scale(r)?\b", re.IGNORECASE)
@@ -58,13 +58,26 @@ def exchanged(facts: Facts) -> Iterator[Problem]:
                 yield node, what, "DistributedDataParallel, which the session knows"
 
 
+def wrapped(facts: Facts) -> Iterator[Problem]:
+    """What is prepared is an optimizer, and no wrapper around one, in which torch's hooks do not run."""
+    for call in facts.source.calls(*LARC, *SWA):
+        assign = facts.source.assignment(call)
+        if assign is None or not any(facts.aliases.of(one.target) in facts.optimizers for one in assign.targets):
+            continue
+        name = dotted(call.func)
+        write = "the optimizer alone, or keep the old calls with `--to compat`, which takes LARC"
+        if facts.source.meaning(call.func) in SWA:
+            write = "the optimizer alone, and `ema = amp.ema(model)` or torch.optim.swa_utils for the average"
+        yield call, f"{name}(...) is a wrapper around an optimizer, which amp.prepare refuses", write
+
+
 def remade(facts: Facts) -> Iterator[Problem]:
     """An optimizer that is prepared is not made anew elsewhere without being prepared there."""
     source = facts.source
     prepared: dict[Key | None, set[cst.CSTNode]] = {}
     for call in facts.calls("prepare"):
-        for arg in call.args:
-            prepared.setdefault(facts.aliases.key(arg.value), set()).add(source.scope(call))
+        for one in prepared_by(call):
+            prepared.setdefault(facts.aliases.key(one), set()).add(source.scope(call))
     for node in source.of(cst.Assign):
         made = any(isinstance(value, cst.Call) for value in peeled(node.value))
         for target in node.targets if made else ():
@@ -112,7 +125,7 @@ def stepped_elsewhere(facts: Facts) -> Iterator[Problem]:
 def of_no_model(facts: Facts) -> Iterator[Problem]:
     """The parameters of a prepared optimizer are those of a model: ``prepare`` refuses an optimizer of bare tensors."""
     source = facts.source
-    groups = {facts.aliases.of(arg.value) for call in facts.calls("prepare") for arg in call.args}
+    groups = {facts.aliases.of(one) for call in facts.calls("prepare") for one in prepared_by(call)}
     for node in source.of(cst.Assign):
         given = node.value.args[0].value if isinstance(node.value, cst.Call) and node.value.args else None
         if not isinstance(given, cst.List | cst.Tuple) or not given.elements:
@@ -144,4 +157,4 @@ def _makes(facts: Facts, assign: cst.Assign) -> bool:
     return any(one not in facts.calls("prepare") for one in calls)
 
 
-RULES = (scaled_by_hand, exchanged, remade, for_inference, stepped_elsewhere, of_no_model)
+RULES = (scaled_by_hand, exchanged, wrapped, remade, for_inference, stepped_elsewhere, of_no_model)

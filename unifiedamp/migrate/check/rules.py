@@ -11,10 +11,11 @@ from ..source import Source
 from ..torch_amp.arguments import SCALERS
 from ..torch_amp.prepare import model_groups
 from ..training.aliases import Key
+from ..training.banned import Banned
 from ..training.clips import CLIPS, EMPTIES
 from ..training.dataflow import names_in
 from ..training.regions import prefixes
-from .facts import Facts, scaled_for
+from .facts import Facts, prepared_by, scaled_for
 
 Problem = tuple[cst.CSTNode, str, str]
 _SCALED = "`with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()`"
@@ -95,9 +96,23 @@ def regions(facts: Facts) -> Iterator[Problem]:
             yield call, "no region computes this loss", "compute it in `with amp.autocast():`"
 
 
+def banned(facts: Facts) -> Iterator[Problem]:
+    """No region holds what CUDA's autocast raises an error for."""
+    finder, inside = Banned(facts.source, facts.aliases), set(facts.regions())
+    for with_ in facts.regions():
+        for call in finder.within(with_.body):
+            around = next((above for above in facts.source.above(call) if above in inside), with_)
+            assert isinstance(around, cst.With)
+            if any("enabled=False" in facts.source.code(item) for item in around.items):
+                continue
+            code = facts.source.code(call.func)
+            write = "the model's output on a line before, or `with amp.autocast(enabled=False):` around it"
+            yield call, f"{code}(...) in amp.autocast(), which CUDA's autocast forbids", write
+
+
 def prepared(facts: Facts) -> Iterator[Problem]:
     """What losses are scaled for is prepared, and steps."""
-    groups = {facts.aliases.of(arg.value) for call in facts.calls("prepare") for arg in call.args}
+    groups = {facts.aliases.of(one) for call in facts.calls("prepare") for one in prepared_by(call)}
     stepped = {facts.aliases.of(arg.value) for call in facts.calls("step") for arg in call.args[:1]}
     for call in facts.calls("scale_loss"):
         for one in scaled_for(call):
@@ -178,7 +193,19 @@ def unfinished(facts: Facts) -> Iterator[Problem]:
             yield first, f"{code[0]} is unscaled before, and does not step in between", f"`amp.step({code[0]})` there"
 
 
-RULES = (leftovers, bare_backwards, bare_steps, clipping, regions, prepared, trained, in_time, cleared, unfinished)
+RULES = (
+    leftovers,
+    bare_backwards,
+    bare_steps,
+    clipping,
+    regions,
+    banned,
+    prepared,
+    trained,
+    in_time,
+    cleared,
+    unfinished,
+)
 
 
 def _is_bound(facts: Facts, node: cst.BaseExpression) -> bool:
@@ -194,7 +221,7 @@ def _called(scope: cst.FunctionDef | cst.Module) -> str:
 
 def _of_prepared(facts: Facts, node: cst.Attribute) -> bool:
     """Whether an attribute is one of a prepared model's parameter: of a loop's variable, or by its name."""
-    groups = {facts.aliases.of(arg.value) for call in facts.calls("prepare") for arg in call.args}
+    groups = {facts.aliases.of(arg) for call in facts.calls("prepare") for arg in prepared_by(call)}
     if any(facts.aliases.of(one) in groups for one in prefixes(node.value)):
         return True  # model.fc.weight.grad
     wanted = {dotted(node.value)}

@@ -28,6 +28,12 @@ class Guard(NamedTuple):
             targets(orelse) & set(names) and targets(self.node.body) & set(names)
         )
 
+    def beside(self, source: Source, statement: cst.CSTNode) -> set[str]:
+        """Return the variables that the branches without ``statement`` assign."""
+        inside = source.inside(statement, self.node.body)
+        other = self.node.orelse if inside else self.node.body
+        return set() if other is None else targets(other)
+
 
 def guards(
     source: Source,

@@ -34,6 +34,7 @@ class Loops:
         plain_steps: the steps that pass it by.
         regions: the ``with`` statements that hold autocast regions of the old code.
         unscales: the old API's gradients are true behind a backward pass, as Apex's.
+        models_alone: the old API cast models alone, as Apex's O2; what comes behind them stays out of regions.
     """
 
     work: Work
@@ -47,6 +48,7 @@ class Loops:
     plain_steps: list[cst.Call] = field(default_factory=list)
     regions: set[cst.CSTNode] = field(default_factory=set)
     unscales: bool = False
+    models_alone: bool = False
 
     def find_plain(self) -> None:
         """Find the backward passes and steps that pass the old API by: the branches without AMP."""
@@ -144,6 +146,9 @@ class Loops:
             or dotted(call.func) == "torch.autograd.backward"
         ):
             raise self.work.stop(call, source.code(call), SCALED)
+        if self.unscales and not self.sites:
+            self.work.note(call, f"{source.code(call)} was not scaled by Apex",
+                           "the session scales it, so that small gradients do not vanish any more")  # fmt: skip
         beside = self._beside(site)
         handle = site.handle if beside is None else beside.handle
         kept = ", ".join(source.code(arg).rstrip(", ") for arg in call.args)
@@ -236,7 +241,9 @@ class Loops:
         source = self.work.source
         ends = [site.place for site in (*self.sites, *self.plain)]
         ends += [source.statement(call) for call in (*self.steps, *self.plain_steps)]
-        regions = Regions(self.work, self.aliases, self.models, ends, self.regions, self.session)
+        regions = Regions(
+            self.work, self.aliases, self.models, ends, self.regions, self.session, models_alone=self.models_alone
+        )
         for site in sorted((*self.sites, *self.plain), key=lambda site: source.order[site.place]):
             header = None
             with self.work.blocking():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from ..nodes import dotted, walk
 from ..source import Block, Source, Statement
 from ..work import Work
 from .aliases import Aliases, Key
+from .banned import Banned
 from .dataflow import Dataflow, filled_by, names_in
 from .values import WRAPPERS
 
@@ -52,6 +54,7 @@ class Regions:
         ends: statements at which one step ends and the next begins; no region holds one.
         there: ``with`` statements that are regions already.
         session: node → what the session is called there; None where it cannot be seen.
+        models_alone: the old API cast models alone, and not what is computed from their outputs.
 
     Attributes:
         uncovered: the losses, as the functions that compute them name them, for which no call of a model was found.
@@ -66,8 +69,11 @@ class Regions:
         ends: Iterable[cst.CSTNode],
         there: Iterable[cst.CSTNode] = (),
         session: Callable[[cst.CSTNode], str | None] | None = None,
+        *,
+        models_alone: bool = False,
     ) -> None:
-        self._there, self._session = set(there), session
+        self._there, self._session, self._models_alone = set(there), session, models_alone
+        self._banned = Banned(work.source, aliases)
         self._work, self._source, self._aliases = work, work.source, aliases
         self._models = models - {None}
         self._ending = _around(work.source, ends)
@@ -195,8 +201,15 @@ class Regions:
             return True
         if self._session is not None and f"with {self._session(body[min(calling)])}.autocast(" not in header:
             return False  # another function, where the session is not known
-        self._ranges.setdefault(block, {})[Range(min(calling), max(flagged), header)] = None
+        last = max(calling) if self._models_alone else self._before_banned(body, flagged, max(calling))
+        self._ranges.setdefault(block, {})[Range(min(calling), last, header)] = None
         return True
+
+    def _before_banned(self, body: list[Statement], flagged: list[int], calling: int) -> int:
+        """Return the last place of a region: before what autocast forbids, where no model is called from there on."""
+        behind = [index for index in sorted(flagged) if index > calling]
+        kept = [calling, *itertools.takewhile(lambda index: not any(self._banned.within(body[index])), behind)]
+        return kept[-1]
 
     def _attributes(self, needed: set[str], scope: cst.CSTNode, header: str) -> bool:
         """Cover where other methods compute the attributes that the loss is computed from."""

@@ -12,7 +12,8 @@ WRAPPERS = (
     "DDP", "DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDP", "ApexDDP", "NativeDDP",
     "convert_syncbn_model", "convert_sync_batchnorm", "compile", "DistributedDataParallelCPU", "unwrap_model",
 )  # fmt: skip
-_MOVES = ("to", "cuda", "cpu", "train", "eval", "half", "float", "double", "requires_grad_")
+_KEEPS = ("to", "cuda", "cpu", "train", "eval", "float", "requires_grad_")
+_MOVES = (*_KEEPS, "half", "double")
 
 
 def peeled(value: cst.BaseExpression) -> list[cst.BaseExpression]:
@@ -28,6 +29,13 @@ def peeled(value: cst.BaseExpression) -> list[cst.BaseExpression]:
         if last in WRAPPERS and value.args:
             return peeled(value.args[0].value)
     return [value]
+
+
+def moved(value: cst.BaseExpression) -> cst.BaseExpression:
+    """Return the module of ``model.to(device)`` or ``model.cuda().train()``, which give it back; else the value."""
+    while isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute) and value.func.attr.value in _KEEPS:
+        value = value.func.value
+    return value
 
 
 def elements(value: cst.BaseExpression, many: int, place: int) -> Sequence[cst.BaseExpression]:
