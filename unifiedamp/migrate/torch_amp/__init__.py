@@ -12,6 +12,7 @@ from ..source import Source
 from ..training.aliases import Aliases
 from ..training.loops import Loops
 from ..work import Work
+from .absent import Absent
 from .arguments import AUTOCAST, CUSTOM, NAME, OLD_IMPORTS, SCALERS
 from .calls import rewrite_calls
 from .ended import ended_before_backward
@@ -91,7 +92,8 @@ def _plan_one(work: Work, aliases: Aliases, scaler: Scaler, regions: dict[cst.Ca
             else None
         )
     )
-    rewrite_regions(work, scaler, regions, session)
+    absent = Absent(work, aliases, scaler, loops, list(regions))
+    rewrite_regions(work, scaler, regions, session, absent)
     scaler.rename()
 
 
