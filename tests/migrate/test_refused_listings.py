@@ -23,6 +23,7 @@ WANTED = {
     "left_without_scaler": {44: "run is called with scaler=None", 45: "outer is called with scaler=None",
                             46: "always is called without its scaler", 47: "Keeper is called without its scaler"},
     "local_optimizer": {24: "optimizer, which this loss trains, is not known in training_step"},
+    "made_again_in_part": {11: "`optimizer = torch.optim.SGD( net.parameters(), lr=0.01 )` makes an optimizer again"},
     "objectives_in_turn": {20: "optimizer is one of several: optimizer = optimizers[place]"},
     "optimizer_list": {11: "may not exist where it is prepared"},
     "optimizers_of_a_model": {25: "optimizer is one of several: for optimizer in optimizers"},
@@ -35,6 +36,7 @@ WANTED = {
     "timm_script": {14: "no line that makes optimizer", 17: "create_graph=create_graph", 33: "loss.backward(), where",
                     35: "clip_grad_norm_", 36: "optimizer.step(), where", 46: "torch.autocast under another name"},
     "traced": {8: "nothing here computes with model in a region"},
+    "unclear_models": {7: "not clear which models optimizer_a and optimizer_b train"},
     "unet_histograms": {20: "which clears gradients"},
     "train_step_accumulates": {20: "applies other gradients than those"},
 }  # fmt: skip

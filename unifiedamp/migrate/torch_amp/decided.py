@@ -90,4 +90,6 @@ def _left_before(body: Sequence[cst.CSTNode], node: cst.CSTNode, constants: Cons
 
 def _leaves(branch: cst.BaseSuite) -> bool:
     last = branch.body[-1] if branch.body else None
+    if isinstance(last, cst.With):
+        return _leaves(last.body)
     return isinstance(last, cst.SimpleStatementLine) and isinstance(last.body[-1], _LEAVES)
