@@ -17,6 +17,7 @@ from .arguments import AUTOCAST, CUSTOM, NAME, OLD_IMPORTS, SCALERS
 from .calls import rewrite_calls
 from .ended import ended_before_backward
 from .entered import entered
+from .factories import by_factory
 from .named import by_choice
 from .prepare import model_groups, prepare
 from .regions import leave, rewrite_regions, seen_regions
@@ -144,4 +145,4 @@ def _note_custom(work: Work) -> None:
                 work.note(node, dotted(called), write)
 
 
-__all__ = ["NAME", "OLD_IMPORTS", "SCALERS", "by_choice", "ended_before_backward", "found", "plan"]
+__all__ = ["NAME", "OLD_IMPORTS", "SCALERS", "by_choice", "by_factory", "ended_before_backward", "found", "plan"]
