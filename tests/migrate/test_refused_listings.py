@@ -23,6 +23,7 @@ WANTED = {
     "left_without_scaler": {44: "run is called with scaler=None", 45: "outer is called with scaler=None",
                             46: "always is called without its scaler", 47: "Keeper is called without its scaler"},
     "local_optimizer": {24: "optimizer, which this loss trains, is not known in training_step"},
+    "made_again_beside": {20: "optimizer is made again here, and not prepared"},
     "made_again_in_part": {11: "`optimizer = torch.optim.SGD( net.parameters(), lr=0.01 )` makes an optimizer again"},
     "objectives_in_turn": {20: "optimizer is one of several: optimizer = optimizers[place]"},
     "optimizer_list": {11: "may not exist where it is prepared"},
