@@ -75,7 +75,7 @@ LOOP = "scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()\n
         (LOOP + "scaler._lazy_init_scale_growth_tracker('cpu')", 11, "_lazy_init_scale_growth_tracker"),
         (LOOP + "scaler = None", 11, "assigned twice"),
         (
-            STEP + "a = scaler.get_scale()\nscaler.update()",
+            STEP + "print(scaler.get_scale())\nscaler.update()",
             10,
             "read between",
         ),

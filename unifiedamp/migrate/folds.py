@@ -15,6 +15,7 @@ Fold = tuple[ModuleType, Callable[[Source], tuple[bytes, list[Finding]]]]
 TORCH_FOLDS: tuple[Fold, ...] = (
     (apex, apex.by_name),
     (apex, apex.by_keyword),
+    (torch_amp, torch_amp.by_factory),
     (torch_amp, torch_amp.by_choice),
     (torch_amp, torch_amp.ended_before_backward),
 )

@@ -222,7 +222,8 @@ def _by_old_line(
     for node, what, write in found:
         path = result.path(node)
         lines = old_lines(source.files[path].module.bytes, after[path])
-        yield Finding(lines.get(result.line(node), 1), f"{what}; write {write}", WRITE, blocks=True, path=path)
+        reason = " ".join(f"{what}; write {write}".split())
+        yield Finding(lines.get(result.line(node), 1), reason, WRITE, blocks=True, path=path)
 
 
 def _refused(contents: Mapping[str, bytes], source: Source, findings: Sequence[Finding]) -> list[Migration]:

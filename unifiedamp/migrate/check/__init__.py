@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from ..source import Source
-from .bound import left_out, unbound, unknown, unmade
+from .bound import late, left_out, unbound, unknown, unmade
 from .facts import Facts
 from .limits import RULES as LIMITS
 from .recast import recast
 from .rejected import unfinished_windows, with_rejections
 from .rules import RULES, Problem
 
-_RULES = (*RULES, *LIMITS, unfinished_windows, unbound, unknown, unmade, left_out, recast)
+_RULES = (*RULES, *LIMITS, unfinished_windows, unbound, unknown, unmade, late, left_out, recast)
 
 
 def check(result: Source, path: str) -> list[tuple[int, str]]:  # noqa: ARG001
@@ -36,7 +36,8 @@ def problems(result: Source) -> list[Problem]:
 
 
 def _by_line(result: Source, found: list[Problem]) -> list[tuple[int, str]]:
-    return sorted({(result.line(node), f"{what}; write {write}") for node, what, write in found})
+    said = {(result.line(node), f"{what}; write {write}") for node, what, write in found}
+    return sorted((line, " ".join(reason.split())) for line, reason in said)
 
 
 __all__ = ["check", "check_limits", "problems", "with_rejections"]

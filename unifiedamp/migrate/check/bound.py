@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 import libcst as cst
 
 from ..nodes import dotted, targets, walk
+from ..torch_amp.late import assigned_late
 from .facts import Facts, prepared_by
 
 _WRITE = 'a line on each other path that makes the session, with policy="float32"'
+_BEFORE = "it in front of the line that makes the GradScaler, or the session"
 _LEAVE = ("sys.exit", "exit", "quit", "os._exit")
 
 
@@ -50,6 +52,16 @@ def unmade(facts: Facts) -> Iterator[tuple[cst.CSTNode, str, str]]:
             if node in given:
                 write = "name each model and optimizer, and prepare them where they are made"
                 yield node, f"{facts.source.code(node)} may not exist where it is prepared", write
+
+
+def late(facts: Facts) -> Iterator[tuple[cst.CSTNode, str, str]]:
+    """Yield the lines that give what a session is made of its value, behind the session."""
+    for made in facts.made:
+        assign = facts.source.parents[facts.source.parents[made]]
+        assert isinstance(assign, cst.Assign)
+        for one in assigned_late(facts.source, assign.value, assign):
+            name = facts.source.code(one.targets[0].target).strip()
+            yield one, f"{name} is assigned behind the session, whose policy needs it", _BEFORE
 
 
 def left_out(facts: Facts) -> Iterator[tuple[cst.CSTNode, str, str]]:

@@ -50,10 +50,15 @@ class Facts:
         """Return the calls of these methods on sessions."""
         return [call for method in methods for call in self._calls.get(method, ())]
 
+    def every(self) -> list[cst.Call]:
+        """Return all calls on sessions."""
+        return self.calls(*self._calls)
+
     def regions(self) -> list[cst.With]:
         """Return the ``with`` statements that enter a session's autocast region."""
-        found = [self.source.parents.get(self.source.parents[call]) for call in self.calls("autocast")]
-        return [one for one in found if isinstance(one, cst.With)]
+        around = [self.source.parents[call] for call in self.calls("autocast")]
+        items = [self.source.parents[one] if isinstance(one, cst.IfExp) else one for one in around]
+        return [one for one in map(self.source.parents.get, items) if isinstance(one, cst.With)]
 
     def is_handle(self, node: cst.BaseExpression) -> bool:
         """Whether an expression is the handle of a ``scale_loss`` around it."""

@@ -92,6 +92,36 @@ def remade(facts: Facts) -> Iterator[Problem]:
                 yield node, f"{code} is made again here, and not prepared", write
 
 
+def remade_here(facts: Facts) -> Iterator[Problem]:
+    """An optimizer that a function prepares, and makes anew behind that, is prepared again."""
+    source, order = facts.source, facts.source.order
+    calls = [(call, facts.aliases.key(arg.value)) for call in facts.calls("prepare") for arg in call.args]
+    for node, target in _made_alone(source):
+        key = facts.aliases.key(target)
+        mine = [call for call, its in calls if its == key and source.scope(call) is source.scope(node)]
+        mine = [call for call in mine if not source.exclusive(call, node)]
+        if facts.aliases.of(target) in facts.optimizers and mine and all(order[call] < order[node] for call in mine):
+            code = source.code(target).strip()
+            write = f"`{source.code(facts.made[0])}.prepare(model, {code})` behind it"
+            yield node, f"{code} is made again here, and not prepared", write
+
+
+def _made_alone(source: Source) -> Iterator[tuple[cst.Assign, cst.BaseExpression]]:
+    """Yield the targets that get what a call makes, also in ``optimizer, scheduler = SGD(...), None``; no
+    wrapper, as ``optimizer = Lookahead(optimizer)``.
+    """
+    for node in source.of(cst.Assign):
+        for one in node.targets:
+            pairs: list[tuple[cst.BaseExpression, cst.BaseExpression]] = [(one.target, node.value)]
+            if isinstance(one.target, cst.Tuple) and isinstance(node.value, cst.Tuple):
+                both = zip(one.target.elements, node.value.elements, strict=False)
+                pairs = [(target.value, value.value) for target, value in both]
+            for target, value in pairs:
+                made = [each for each in peeled(value) if isinstance(each, cst.Call)]
+                if any(all(dotted(arg.value) != dotted(target) for arg in each.args) for each in made):
+                    yield node, target
+
+
 def for_inference(facts: Facts) -> Iterator[Problem]:
     """A model that is prepared computes in a region somewhere: Apex patched functions for good."""
     if facts.calls("autocast", "inference", "scale_loss"):
@@ -157,4 +187,6 @@ def _makes(facts: Facts, assign: cst.Assign) -> bool:
     return any(one not in facts.calls("prepare") for one in calls)
 
 
-RULES = (scaled_by_hand, exchanged, wrapped, remade, for_inference, stepped_elsewhere, of_no_model)
+RULES = (
+    scaled_by_hand, exchanged, wrapped, remade, remade_here, for_inference, stepped_elsewhere, of_no_model,
+)  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from ..nodes import dotted, walk
+from ..nodes import dotted, parameters, walk
 from ..source import Source
 from ..torch_amp.arguments import SCALERS
 from ..torch_amp.prepare import model_groups
@@ -58,7 +58,7 @@ def bare_steps(facts: Facts) -> Iterator[Problem]:
         if facts.aliases.of(receiver) in facts.sessions:
             continue
         known = facts.aliases.of(receiver) in facts.optimizers or (
-            dotted(receiver).rpartition(".")[2] in names and not _fresh(facts, receiver)
+            dotted(receiver).rpartition(".")[2] in names and not _fresh(facts, receiver) and not _apart(facts, call)
         )
         if known and not call.args and not facts.aliases.reached.functions(call):
             yield call, f"{facts.source.code(call)} would apply scaled gradients", "`amp.step(optimizer)`"
@@ -85,11 +85,11 @@ def regions(facts: Facts) -> Iterator[Problem]:
     if inside:
         for call in facts.calls(*_ORDER):
             if call in inside:
-                yield call, f"{facts.source.code(call)} inside amp.autocast()", "move it behind the region"
+                yield call, f"{facts.source.code(call)} inside amp.autocast()", "it behind the region"
         for call in facts.source.methods("backward"):
             assert isinstance(call.func, cst.Attribute)
             if call in inside and "loss" in dotted(call.func.value) and not facts.is_handle(call.func.value):
-                yield call, f"{facts.source.code(call)} inside amp.autocast()", "move it behind the region"
+                yield call, f"{facts.source.code(call)} inside amp.autocast()", "it behind the region"
     around: list[cst.CSTNode] = [facts.source.scope(one) for one in facts.calls("autocast")]
     for call in facts.calls("scale_loss"):
         if not _near(facts, facts.source.scope(call), around):
@@ -277,6 +277,19 @@ def _fresh(facts: Facts, node: cst.BaseExpression) -> bool:
     key, scope = facts.aliases.key(node), facts.source.scope(node)
     assigns = facts.source.assigns(dotted(node))
     return key is not None and any(facts.source.scope(a) is scope and isinstance(a.value, cst.Call) for a in assigns)
+
+
+def _apart(facts: Facts, step: cst.Call) -> bool:
+    """Whether a function steps an optimizer that it is given over gradients that no session scaled, with losses of its
+    own: such a function never was under AMP.
+    """
+    source, scope, order = facts.source, facts.source.scope(step), facts.source.order
+    assert isinstance(step.func, cst.Attribute)
+    if not isinstance(scope, cst.FunctionDef) or dotted(step.func.value) not in parameters(scope):
+        return False
+    handed = [call for call in facts.every() if source.scope(call) is scope]
+    before = [one for one in source.methods("backward") if source.scope(one) is scope and order[one] < order[step]]
+    return not handed and bool(before) and not any(facts.is_handle(one.func.value) for one in before)  # type: ignore[attr-defined]  # a method
 
 
 def _imported(facts: Facts, node: cst.CSTNode) -> bool:

@@ -12,10 +12,12 @@ from ..source import Source
 from ..training.aliases import Aliases
 from ..training.loops import Loops
 from ..work import Work
+from .absent import Absent
 from .arguments import AUTOCAST, CUSTOM, NAME, OLD_IMPORTS, SCALERS
 from .calls import rewrite_calls
 from .ended import ended_before_backward
 from .entered import entered
+from .factories import by_factory
 from .named import by_choice
 from .prepare import model_groups, prepare
 from .regions import leave, rewrite_regions, seen_regions
@@ -91,7 +93,8 @@ def _plan_one(work: Work, aliases: Aliases, scaler: Scaler, regions: dict[cst.Ca
             else None
         )
     )
-    rewrite_regions(work, scaler, regions, session)
+    absent = Absent(work, aliases, scaler, loops, list(regions))
+    rewrite_regions(work, scaler, regions, session, absent)
     scaler.rename()
 
 
@@ -142,4 +145,4 @@ def _note_custom(work: Work) -> None:
                 work.note(node, dotted(called), write)
 
 
-__all__ = ["NAME", "OLD_IMPORTS", "SCALERS", "by_choice", "ended_before_backward", "found", "plan"]
+__all__ = ["NAME", "OLD_IMPORTS", "SCALERS", "by_choice", "by_factory", "ended_before_backward", "found", "plan"]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import libcst as cst
 
+from ..nodes import targets
+from ..source import Statement
+from ..training.dataflow import names_in
 from ..training.loops import Loops
 from ..work import Work
 from .arguments import GETTERS
@@ -61,11 +64,32 @@ def _update(work: Work, use: Use) -> None:
 
 
 def _get_scale(work: Work, uses: Uses, use: Use) -> None:
+    """Rewrite a scale that is read; between step and update, where it still is the old one, before the step."""
     source = work.source
-    block = source.block(source.statement(use.call))
-    here = [(source.order[c], m) for c, m, _ in uses.all if m in ("step", "update") and source.in_block(c, block)]
-    before = [m for order, m in sorted(here) if order < source.order[use.call]]
-    if before[-1:] == ["step"]:
+    statement = source.statement(use.call)
+    block = source.block(statement)
+    here = [(source.order[c], m, c) for c, m, _ in uses.all if m in ("step", "update") and source.in_block(c, block)]
+    steps: list[cst.Call] = []
+    for order, method, call in sorted(here, key=lambda one: one[0]):
+        if order < source.order[use.call]:
+            steps = [*steps, call] if method == "step" else []
+    if not steps:
+        work.edits.expression(use.call, f"{use.amp}.loss_scale")
+        return
+    first = source.in_block(steps[0], block)
+    if first is None or not _moves_before(work, first, use.call):
         raise work.stop(use.call, "the scale is read between scaler.step and scaler.update",
                         "to learn whether a step was skipped, read `amp.step(optimizer).applied`")  # fmt: skip
-    work.edits.expression(use.call, f"{use.amp}.loss_scale")
+    work.edits.statement(statement)
+    work.edits.before(first, f"{targets(statement).pop()} = {use.amp}.loss_scale")
+
+
+def _moves_before(work: Work, step: Statement, read: cst.Call) -> bool:
+    """Whether ``scale = scaler.get_scale()`` may stand in front of a step: nothing in between uses the name."""
+    source = work.source
+    statement, behind = source.statement(read), source.after(step)
+    names = targets(statement)
+    if source.assignment(read) is None or len(names) != 1 or statement not in behind:
+        return False
+    between = [step, *behind[: behind.index(statement)]]
+    return not any(names & names_in(source, one) for one in between)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import libcst as cst
 
 from ..nodes import dotted, walk
@@ -16,12 +18,19 @@ _UNCAST = {
     "get_scale", "item", "detach", "cpu", "size", "print", "append", "len", "format", "range", "isinstance", "int",
     "set_postfix", "set_description", "add_scalar", "write", "info", "get_last_lr", "synchronize",
 }  # fmt: skip
+# Calls of tensors and numbers: no model computes in them, so a region of their own is as good.
+_OF_TENSORS = {
+    "argmax", "argmin", "max", "min", "topk", "mean", "sum", "abs", "round", "eq", "ne", "gt", "lt", "ge", "le",
+    "float", "long", "bool", "softmax", "sigmoid", "view", "reshape", "squeeze", "unsqueeze", "expand_as", "t", "numel",
+    "tolist", "numpy", "to",
+}  # fmt: skip
+_TRAIN = {"scale", "backward", "step", "unscale_", "clip_grad_norm_", "clip_grad_value_"}
 _OPAQUE = (cst.With, cst.FunctionDef, cst.ClassDef, cst.MatrixMultiply, cst.MatrixMultiplyAssign)
 
 
 def ended_before_backward(source: Source) -> tuple[bytes, list[Finding]]:
     """Return the text in which regions end before their scaled loss goes backward."""
-    ends = {with_: place for with_ in source.of(cst.With) for place in [_end(source, with_)] if place}
+    ends = {with_: place for with_ in source.of(cst.With) for place in [_end(source, with_)] if place is not None}
     if not ends:
         return source.module.bytes, []
     what, write = "a scaled loss goes backward inside this autocast region", "it stands behind it now, as torch advises"
@@ -29,8 +38,9 @@ def ended_before_backward(source: Source) -> tuple[bytes, list[Finding]]:
     return cst.ensure_type(source.module.visit(_End(ends)), cst.Module).bytes, notes
 
 
-def _end(source: Source, with_: cst.With) -> int:
-    """Return the place, in a region, from which on its statements may stand behind it; 0 where it is to stay.
+def _end(source: Source, with_: cst.With) -> slice | None:
+    """Return the statements, of a region, that may stand behind it; None where they are to stay. What comes behind them
+    goes into a region of its own.
 
     A model that computes in the region again, behind the step, stays a matter of the user's: there, a region computes
     with the copies of the weights that it made before the step.
@@ -38,13 +48,14 @@ def _end(source: Source, with_: cst.With) -> int:
     item = with_.items[0].item
     call = item.body if isinstance(item, cst.IfExp) else item
     if len(with_.items) != 1 or not isinstance(call, cst.Call) or not isinstance(with_.body, cst.IndentedBlock):
-        return 0
+        return None
     if source.meaning(call.func) not in AUTOCAST or (call is not item and choice(source, call) is None):
-        return 0
+        return None
     body = with_.body.body
     scaled = (place for place, one in enumerate(body) if any(map(_is_scaled_backward, walk(one))))
     first = next(scaled, 0)
-    return first if all(map(_is_uncast, body[first:])) else 0
+    stop = next((place for place in range(first, len(body)) if not _is_uncast(body[place])), len(body))
+    return slice(first, stop) if 0 < first < stop and all(map(_is_apart, body[stop:])) else None
 
 
 def _is_scaled_backward(node: cst.CSTNode) -> bool:
@@ -56,16 +67,25 @@ def _is_scaled_backward(node: cst.CSTNode) -> bool:
 
 def _is_uncast(statement: cst.CSTNode) -> bool:
     """Whether a statement computes nothing that autocast would cast."""
-    nodes = list(walk(statement))
-    calls = [one.func for one in nodes if isinstance(one, cst.Call)]
-    names = {func.attr.value if isinstance(func, cst.Attribute) else dotted(func) for func in calls}
-    return names <= _UNCAST and not any(isinstance(one, _OPAQUE) for one in nodes)
+    return _called(statement) <= _UNCAST and not any(isinstance(one, _OPAQUE) for one in walk(statement))
+
+
+def _is_apart(statement: cst.CSTNode) -> bool:
+    """Whether a statement may have a region of its own: it neither trains nor computes with a model."""
+    opaque = any(isinstance(one, _OPAQUE) for one in walk(statement))
+    return not opaque and _called(statement) <= (_UNCAST - _TRAIN) | _OF_TENSORS
+
+
+def _called(statement: cst.CSTNode) -> set[str]:
+    """Return the names of what is called in a statement."""
+    calls = [one.func for one in walk(statement) if isinstance(one, cst.Call)]
+    return {func.attr.value if isinstance(func, cst.Attribute) else dotted(func) for func in calls}
 
 
 class _End(cst.CSTTransformer):
     """Puts the last statements of regions behind them."""
 
-    def __init__(self, ends: dict[cst.With, int]) -> None:
+    def __init__(self, ends: dict[cst.With, slice]) -> None:
         super().__init__()
         self._ends = ends
 
@@ -78,5 +98,11 @@ class _End(cst.CSTTransformer):
             return updated_node
         assert isinstance(updated_node.body, cst.IndentedBlock)
         body = updated_node.body.body
-        region = updated_node.with_changes(body=updated_node.body.with_changes(body=body[:place]))
-        return cst.FlattenSentinel([region, *(one for one in body[place:] if isinstance(one, cst.BaseStatement))])
+        found: list[cst.BaseStatement] = [self._region(updated_node, body[: place.start])]
+        found += [one for one in body[place] if isinstance(one, cst.BaseStatement)]
+        if body[place.stop :]:
+            found.append(self._region(updated_node, body[place.stop :]).with_changes(leading_lines=()))
+        return cst.FlattenSentinel(found)
+
+    def _region(self, with_: cst.With, body: Sequence[cst.BaseStatement]) -> cst.With:
+        return with_.with_changes(body=with_.body.with_changes(body=body))

@@ -16,6 +16,7 @@ from ..training.values import peeled
 from ..work import Work
 from .scaler import Scaler
 from .session import Session
+from .stages import Stages, comes_first
 from .uses import Uses
 
 _EACH = "prepare each with its model where it is made, before it goes into a list"
@@ -53,7 +54,7 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
         scope
         for scope, assigns in scopes.items()
         if scope is home
-        or (scaler.seen_from(assigns[-1]) is not None and not _comes_first(work, aliases, scaler, assigns[-1]))
+        or (scaler.seen_from(assigns[-1]) is not None and not comes_first(work, aliases, scaler, assigns[-1]))
     ]
     at_home = {aliases.of(target.target) for assign in scopes.get(home, ()) for target in assign.targets}
     if at_home >= set(groups):
@@ -68,7 +69,11 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
     prepared = set[Key | None]()
     for scope in seen:
         apart = _apart(work.source, scaler, scope, scopes[scope])
-        for block, assigns in apart or _parts(work.source, scope, scopes[scope]):
+        stages = Stages(work, aliases, scaler, session.place, scope, [] if apart else scopes[scope])
+        for assign in stages.later:
+            prepared |= _in_stage(work, aliases, scaler, stages, assign)
+        rest = [one for one in scopes[scope] if one not in stages.later]
+        for block, assigns in apart or _parts(work.source, scope, rest):
             if block is not None and scope is home and not apart and not _is_before(work.source, session.place, block):
                 block = None
             prepared |= _in_scope(work, aliases, scaler, session, scope, assigns, block)
@@ -143,36 +148,6 @@ def _is_branch(source: Source, block: cst.IndentedBlock) -> bool:
     return isinstance(source.parents[block], cst.If | cst.Else)
 
 
-def _comes_first(work: Work, aliases: Aliases, scaler: Scaler, made: cst.Assign) -> bool:
-    """Whether a class makes an optimizer in one method before it makes its scaler in another."""
-    source = work.source
-    home, method = source.scope(scaler.first.assign), source.scope(made)
-    if not isinstance(home, cst.FunctionDef) or not isinstance(method, cst.FunctionDef):
-        return False
-    if aliases.scopes.class_of(home) is None or aliases.scopes.class_of(method) is not aliases.scopes.class_of(home):
-        return False
-    scalers = _reached(source, aliases, home, scaler.first.assign)
-    optimizers = _reached(source, aliases, method, made)
-    together = [(one, other) for place, one in optimizers for beside, other in scalers if place is beside]
-    if not together:
-        return any(isinstance(place, cst.FunctionDef) and place.name.value == "__init__" for place, _ in optimizers)
-    return any(one < other for one, other in together)
-
-
-def _reached(
-    source: Source, aliases: Aliases, function: cst.FunctionDef, line: cst.CSTNode, depth: int = 3
-) -> list[tuple[cst.CSTNode, int]]:
-    """Return the functions in which a line runs, its own and those that call it, with the place in each."""
-    found: list[tuple[cst.CSTNode, int]] = [(function, source.order[line])]
-    for call in aliases.reached.calls(function) if depth else ():
-        caller = source.scope(call)
-        if isinstance(caller, cst.FunctionDef) and caller is not function:
-            found += _reached(source, aliases, caller, call, depth - 1)
-        else:
-            found.append((caller, source.order[call]))
-    return found
-
-
 def _remade(
     aliases: Aliases, scaler: Scaler, scopes: dict[cst.CSTNode, list[cst.Assign]], home: cst.CSTNode
 ) -> list[cst.CSTNode]:
@@ -201,7 +176,7 @@ def _in_scope(
     models = list(dict.fromkeys(name for assign in assigns for name in _models(source, aliases, assign)))
     optimizers = list(dict.fromkeys(dotted(t.target) for assign in assigns for t in assign.targets if dotted(t.target)))
     if not models:
-        raise work.stop(assigns[0], f"it is not clear which models {' and '.join(optimizers)} trains",
+        raise work.stop(assigns[0], f"it is not clear which models {_subject(optimizers)}",
                         "add `model, optimizer = amp.prepare(model, optimizer)` by hand")  # fmt: skip
     home = source.scope(scaler.first.assign) is scope
     amp = scaler.session if home else scaler.seen_from(assigns[-1])
@@ -219,6 +194,17 @@ def _in_scope(
     return _write(work, aliases, behind(source, place, others), scope, amp, models, optimizers)
 
 
+def _in_stage(work: Work, aliases: Aliases, scaler: Scaler, stages: Stages, assign: cst.Assign) -> set[Key | None]:
+    """Prepare an optimizer that is made again behind the line that makes it."""
+    models = list(dict.fromkeys(_models(work.source, aliases, assign)))
+    optimizers = [dotted(target.target) for target in assign.targets if dotted(target.target)]
+    amp, scope = scaler.seen_from(assign), work.source.scope(assign)
+    if not models or amp is None:
+        raise work.stop(assign, f"{' and '.join(optimizers)} is made again here, and its model or the session is not "
+                        "known", "`model, optimizer = amp.prepare(model, optimizer)` behind it, by hand")  # fmt: skip
+    return _write(work, aliases, stages.behind(assign, models), scope, amp, models, optimizers)
+
+
 def _in_home(
     work: Work,
     aliases: Aliases,
@@ -233,9 +219,13 @@ def _in_home(
     models = models or [name for name in MODEL_WORDS if aliases.scopes.binds(home, name)]
     models = models or [name for name in map("self.{}".format, MODEL_WORDS) if _computes(work.source, home, name)]
     if not models:
-        raise work.stop(scaler.call, f"it is not clear which models {' and '.join(optimizers)} trains",
+        raise work.stop(scaler.call, f"it is not clear which models {_subject(optimizers)}",
                         "add `model, optimizer = amp.prepare(model, optimizer)` by hand")  # fmt: skip
     return _write(work, aliases, session.place, home, scaler.session, list(dict.fromkeys(models)), optimizers)
+
+
+def _subject(optimizers: Sequence[str]) -> str:
+    return f"{' and '.join(optimizers)} {'train' if len(optimizers) > 1 else 'trains'}"
 
 
 def _computes(source: Source, scope: cst.CSTNode, name: str) -> bool:

@@ -8,6 +8,7 @@ import libcst as cst
 
 from ..nodes import walk
 from ..work import Work
+from .absent import Absent
 from .arguments import AUTOCAST, enabled_of, policy_code, policy_of
 from .entered import choice, entered, maker, switch_at
 from .scaler import Scaler
@@ -30,11 +31,12 @@ def seen_regions(work: Work, scalers: Sequence[Scaler]) -> dict[cst.Call, str]:
             work.block(call, f"`{work.source.code(call)}` outside a with statement",
                        "write `with amp.autocast():` where the region is entered")  # fmt: skip
             continue
-        if decorates or not any(all(map(scaler.seen_from, items)) for scaler in scalers):
+        seers = [scaler for scaler in scalers if not decorates and all(map(scaler.seen_from, items))]
+        if not seers:
             leave(work, call, "autocast where the session cannot be seen")
             continue
         with work.blocking():
-            seen[call] = policy_of(work, call, work.source.scope(scalers[0].first.assign))
+            seen[call] = policy_of(work, call, work.source.scope(seers[0].first.assign))
     if not seen and not work.blockers:
         work.block(
             scalers[0].call, "no autocast region where the GradScaler can be seen",
@@ -43,7 +45,9 @@ def seen_regions(work: Work, scalers: Sequence[Scaler]) -> dict[cst.Call, str]:
     return seen
 
 
-def rewrite_regions(work: Work, scaler: Scaler, regions: Mapping[cst.Call, str], session: Session) -> None:
+def rewrite_regions(
+    work: Work, scaler: Scaler, regions: Mapping[cst.Call, str], session: Session, absent: Absent
+) -> None:
     """Make regions the session's.
 
     Args:
@@ -51,22 +55,40 @@ def rewrite_regions(work: Work, scaler: Scaler, regions: Mapping[cst.Call, str],
         scaler: what the session replaces.
         regions: call → the policy of its region.
         session: what replaces the scaler.
+        absent: the functions that are also called without a scaler.
     """
     for call, own in regions.items():
         for item in entered(work.source, call):
             switch = switch_at(work.source, call, item)
             arguments = []
-            if switch is not None and not _same(work, scaler, session, call, switch):
+            if switch is not None and scaler.always and _is_question(work, scaler, switch):
+                _refuse_switched(work, session, call, switch)  # it is on, as there is a scaler with the flag off too
+            elif switch is not None and not _same(work, scaler, session, call, switch):
                 _refuse_unknown(work, call, item, switch)
                 arguments.append(f"enabled={_answered(work, scaler, switch)}")
             if own != session.policy:
                 arguments.append(f"policy={policy_code(own)}")
-            work.edits.expression(item.item, f"{scaler.seen_from(item)}.autocast({', '.join(arguments)})")
+            region, other = f"{scaler.seen_from(item)}.autocast({', '.join(arguments)})", absent.otherwise(item)
+            work.edits.expression(item.item, region if other is None else f"{region} if {other[0]} else {other[1]}")
         parent = work.source.parents[choice(work.source, call) or call]
         if isinstance(parent, cst.Assign):
             work.edits.statement(work.source.statement(call))
         elif isinstance(parent, cst.Return):
             work.edits.statement(maker(work.source, parent))
+
+
+def _is_question(work: Work, scaler: Scaler, switch: str) -> bool:
+    """Whether a region is on wherever there is a scaler."""
+    text = " ".join(switch.split()).removeprefix("(").removesuffix(")")
+    names = {work.source.code(use) for use in scaler.uses}
+    return any(text in (name, f"{name} is not None", f"bool({name}") for name in names)
+
+
+def _refuse_switched(work: Work, session: Session, call: cst.Call, switch: str) -> None:
+    """Refuse a region that is on with a disabled scaler, too, where the session would compute in float32."""
+    if session.switched:
+        what = f"a region that is on if {switch}, with a disabled GradScaler too, where the session is not"
+        work.block(call, what, "let the region and the scaler depend on one flag: `autocast(enabled=flag)`")
 
 
 def _refuse_unknown(work: Work, call: cst.Call, item: cst.WithItem, switch: str) -> None:
@@ -101,8 +123,9 @@ def _answered(work: Work, scaler: Scaler, switch: object) -> str:
     """Return a switch that asks for the scaler as one that asks the session."""
     text = str(switch)
     for use in {work.source.code(use) for use in scaler.uses}:
-        for question in (f"{use} is not None", f"{use}.is_enabled()"):
-            new = use.rpartition(".")[0]
-            amp = f"{new}.{work.names.amp}" if new else work.names.amp
-            text = text.replace(question, f"{amp}.loss_scale_settings.enabled")
+        new = use.rpartition(".")[0]
+        amp = f"{new}.{work.names.amp}" if new else work.names.amp
+        enabled = f"{amp}.loss_scale_settings.enabled"
+        there = f"{amp} is not None" if scaler.always else enabled
+        text = text.replace(f"{use} is not None", there).replace(f"{use}.is_enabled()", enabled)
     return text

@@ -72,6 +72,18 @@ class Scaler:
         """Return what the session is called in place of a use of the scaler."""
         return self._renamed(dotted(use))
 
+    @property
+    def always(self) -> bool:
+        """Whether there is a scaler with the flag off too, as ``GradScaler(enabled=flag)``: it is never None."""
+        return enabled_of(self._source, self.call) is not None and all(
+            one.call is not None and one.switch is None for one in self.made
+        )
+
+    def there(self, use: cst.BaseExpression) -> str:
+        """Return the code that asks, in place of a use of the scaler, whether there is one."""
+        name = self.name(use)
+        return f"{name} is not None" if self.always else f"{name}.loss_scale_settings.enabled"
+
     def seen_from(self, node: cst.CSTNode) -> str | None:
         """Return what the session is called where ``node`` stands, or None."""
         order, module = self._source.order, self._source.root(node)
@@ -104,7 +116,6 @@ class Scaler:
         self._rename_types()
         keys = {key for key in self._names if isinstance(key[0], cst.FunctionDef)}
         self._pass_once(keys)
-        self._refuse_omitted(keys)
         for node in self._source.nodes:
             if isinstance(node, cst.Param) and (self._aliases.scopes.of(node), node.name.value) in keys:
                 edits.change(node, lambda new: new.with_changes(name=cst.Name(self._work.names.amp)))
@@ -134,17 +145,6 @@ class Scaler:
                 ]
                 gone = {call.args.index(arg) for arg in doubled[1:]}
                 self._work.edits.change(call, functools.partial(_without_arguments, gone))
-
-    def _refuse_omitted(self, keys: set[Key]) -> None:
-        """Refuse calls that leave the scaler out: the session would be None there."""
-        for function, name in sorted(keys, key=lambda key: (self._source.order[key[0]], key[1])):
-            if name not in parameters(function):
-                continue
-            for call in self._aliases.reached.calls(function):
-                given = {its for _, one, its in self._aliases.reached.arguments(call) if one is function}
-                if name not in given and not any(arg.star for arg in call.args):
-                    self._work.block(call, f"{dotted(call.func)} is called without its {name}",
-                                     f"give it a session, which takes the place of {name}=None too")  # fmt: skip
 
     def _rename_keywords(self, call: cst.Call, keys: set[Key]) -> None:
         for arg, function, name in self._aliases.reached.arguments(call):

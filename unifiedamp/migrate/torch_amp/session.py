@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import libcst as cst
 
-from ..nodes import argument, conjuncts, dotted, literal, none_of, walk
+from ..nodes import argument, conjuncts, dotted, literal, none_of, parameters, walk
 from ..sessions import dynamic, session_line
 from ..source import Source, Statement
 from ..training.aliases import Aliases
@@ -14,6 +14,7 @@ from ..training.flags import condition, empty, guards, lift, otherwise
 from ..work import Work
 from .arguments import device_of, enabled_in, enabled_of, first_setting, policy_code, settings_of
 from .entered import switch_of
+from .late import assigned_late, place_behind
 from .scaler import Made, Scaler, statement_in, target_of
 
 
@@ -53,11 +54,25 @@ class Session:
         """Whether a region is on where the scaler is, by the same words or by other names of the same objects."""
         source, scaler = self._source, enabled_in(self._source, self._scaler.call)
         switch, own = switch_of(source, call), enabled_in(source, call)
-        if scaler is None or switch is None:
+        if scaler is None or switch is None or not self._is_given(call, switch):
             return False
         if own is None or switch != source.code(own):
             return switch == source.code(scaler)
         return switch == source.code(scaler) or self._aliases.alike(own, scaler)
+
+    def _is_given(self, call: cst.Call, switch: str) -> bool:
+        """Whether a region's switch is no parameter that some call leaves to its default, or gives something else."""
+        scope = self._source.scope(call)
+        if scope is self._source.scope(self._scaler.call) or not isinstance(scope, cst.FunctionDef):
+            return True
+        names = {one.value for one in walk(cst.parse_expression(switch)) if isinstance(one, cst.Name)}
+        for name in names & set(parameters(scope)) - {"self"}:
+            for each in self._aliases.reached.calls(scope):
+                given = [a.value for a, f, its in self._aliases.reached.arguments(each) if f is scope and its == name]
+                group = self._aliases.group((scope, name))
+                if not given or any(self._aliases.of(one) != group or group is None for one in given):
+                    return False
+        return True
 
     def _write(self) -> Statement:
         """Write the session's lines; return where the session surely exists."""
@@ -88,9 +103,7 @@ class Session:
         self._refuse_elif(statement)
         nones = [statement_in(work, made) for made in here if made.call is None]
         if not chain:
-            for made in here:
-                work.edits.statement(statement_in(work, made), *([] if made.call is None else [self._line()]))
-            return statement
+            return self._unguarded(here, statement, self._behind_names(statement) if len(calls) == 1 else statement)
         gone = set(nones)
         place = lift(work, statement, chain, gone) if len(calls) == 1 else None
         outer = chain[-1].node
@@ -110,6 +123,26 @@ class Session:
         if not nones:
             otherwise(work, chain, [made.assign for made in calls], plain)
         return outer
+
+    def _unguarded(self, here: list[Made], statement: Statement, behind: Statement) -> Statement:
+        """Write the session's line in place of the scaler's, or behind another statement."""
+        for made in here:
+            code = [self._line()] if made.call is not None and behind is statement else []
+            self._work.edits.statement(statement_in(self._work, made), *code)
+        if behind is not statement:
+            self._work.edits.after(behind, self._line())
+        return behind
+
+    def _behind_names(self, statement: Statement) -> Statement:
+        """Return where the session's line stands: behind the flag and the dtype that it needs, before its uses."""
+        source, scope = self._source, self._source.scope(statement)
+        late = assigned_late(source, cst.parse_statement(self._line()), statement)
+        if not late:
+            return statement
+        used = [use for use in self._scaler.uses if use not in [target_of(made.assign) for made in self._scaler.made]]
+        orders = [source.order[one] for one in (*used, *self._regions) if source.scope(one) is scope]
+        place = place_behind(source, statement, late, min(orders, default=len(source.nodes)))
+        return statement if place is None else place  # the check says which line is late
 
     def _asks_for_scaler(self, test: cst.BaseExpression) -> bool:
         """Whether a condition looks at the scaler that is made under it: ``fp16 and self.scaler is None``."""

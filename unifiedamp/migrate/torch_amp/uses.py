@@ -100,7 +100,7 @@ def _use(work: Work, aliases: Aliases, scaler: Scaler, use: cst.BaseExpression) 
         yield Use(call, parent.attr.value, scaler.name(use))
     elif isinstance(parent, cst.Arg):
         _passed(work, aliases, parent)
-    elif _is_question(source.parents[parent] if isinstance(parent, cst.ComparisonTarget) else parent, use):
+    elif is_question(source.parents[parent] if isinstance(parent, cst.ComparisonTarget) else parent, use):
         _answer(work, scaler, use, parent)
     elif isinstance(parent, cst.AssignTarget):
         _given(work, scaler, source.parents[parent], use)
@@ -158,7 +158,8 @@ def _passed(work: Work, aliases: Aliases, arg: cst.Arg) -> None:
 # -- whether there is a scaler ----------------------------------------------------------------------------------------
 
 
-def _is_question(node: cst.CSTNode, use: cst.BaseExpression) -> bool:
+def is_question(node: cst.CSTNode, use: cst.BaseExpression) -> bool:
+    """Whether what is around a use asks if there is a scaler."""
     if isinstance(node, cst.Comparison):
         one = node.comparisons[0]
         return len(node.comparisons) == 1 and isinstance(one.operator, cst.Is | cst.IsNot | cst.Equal | cst.NotEqual)
@@ -168,12 +169,13 @@ def _is_question(node: cst.CSTNode, use: cst.BaseExpression) -> bool:
 
 
 def _answer(work: Work, scaler: Scaler, use: cst.BaseExpression, parent: cst.CSTNode) -> None:
-    """``scaler is not None`` becomes whether the session scales losses."""
-    enabled = f"{scaler.name(use)}.loss_scale_settings.enabled"
+    """``scaler is not None`` becomes whether the session scales losses, or a constant truth."""
+    enabled = scaler.there(use)
     if not isinstance(parent, cst.Comparison):
         work.edits.expression(use, enabled)
         return
     none = isinstance(parent.comparisons[0].operator, cst.Is | cst.Equal)
     if dotted(parent.comparisons[0].comparator) != "None":
         raise work.stop(use, f"`{work.source.code(parent)}`", "the session has no counterpart")
-    work.edits.expression(parent, f"not {enabled}" if none else enabled)
+    answer = enabled.replace(" is not None", " is None") if " is not " in enabled else f"not {enabled}"
+    work.edits.expression(parent, answer if none else enabled)
