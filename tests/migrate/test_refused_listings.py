@@ -10,7 +10,7 @@ from migrating import migrated, old_text
 WANTED = {
     "all_reduced_inside": {19: "inside amp.scale_loss, where they are still scaled"},
     "averaged_by_wrapper": {13: "SWA(...) is a wrapper around an optimizer, which amp.prepare refuses"},
-    "bert_accumulate": {21: "no single trainer.step(batch_size)", 26: "clip_global_norm([p.grad()"},
+    "bert_accumulate": {21: "no single trainer.step(batch_size)", 25: "clip_global_norm([p.grad()"},
     "both_apis": {18: "a GradScaler beside apex.amp.initialize", 34: "steps self.optimizer in code that is not here"},
     "decorated_forward": {21: "no autocast region where the GradScaler can be seen"},
     "detectron_trainer": {14: "losses.backward(), where the session cannot be seen", 15: "self.optimizer.step()",
