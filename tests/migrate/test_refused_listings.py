@@ -10,7 +10,7 @@ from migrating import migrated, old_text
 WANTED = {
     "all_reduced_inside": {19: "inside amp.scale_loss, where they are still scaled"},
     "averaged_by_wrapper": {13: "SWA(...) is a wrapper around an optimizer, which amp.prepare refuses"},
-    "bert_accumulate": {21: "no single trainer.step(batch_size)", 26: "clip_global_norm([p.grad()"},
+    "bert_accumulate": {21: "no single trainer.step(batch_size)", 25: "clip_global_norm([p.grad()"},
     "both_apis": {18: "a GradScaler beside apex.amp.initialize", 34: "steps self.optimizer in code that is not here"},
     "cast_by_hand": {10: 'model.to("cpu", torch.float16) casts a prepared model, which the next step refuses',
                      33: "model.half() casts", 35: "model.head.double() casts"},

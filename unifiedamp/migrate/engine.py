@@ -89,7 +89,8 @@ def _migrate_whole(path: str, content: bytes, source: Source) -> Migration:
             # With a GradScaler beside it, torch_amp refuses the file, and gives the rest of the reasons.
             half = api is apex and source.calls(*torch_amp.SCALERS)
             check = check_limits if half else CHECKS[api.NAME]
-            refused = refusals(path, api, check, source, made, package_name(source))
+            torch = api.NAME in TORCH
+            refused = refusals(path, api, check, source, made, package_name(source), indented=torch)
             made, said = (Edits(), refused) if refused else (made, said)
         findings += said
         if made:
