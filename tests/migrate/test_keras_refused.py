@@ -95,6 +95,10 @@ CASES = {
         + LOOP.replace("grads =", "# Horovod: the tape\ntape = hvd.DistributedGradientTape(tape)\ngrads ="),
         11, "tape = hvd.DistributedGradientTape(tape)"
     ),
+    "a session's other name": (
+        "def step(x, y, amp, amp_session):\n    global model\n" + LOOP.replace("\n", "\n    ").join(["    ", "\n"])
+        + POLICY + MODEL + OPT + "step(x, y, 1, 2)\n", 5, "amp_session is step's own here, and not the session"
+    ),
     "set up under a condition": (
         "def setup():\n    " + POLICY + "def main():\n    if cond:\n        setup()\n    " + MODEL
         + "    model.compile('sgd', 'mse')\n", 8, "under a condition"

@@ -216,11 +216,24 @@ class _Folding:
         source, flag = self._source, self._source.code(node.test).strip()
         both = ((node.body, node.orelse, flag), (node.orelse, node.body, _negated(flag)))
         for chosen, other, when in both:
+            if self._is_scaled(chosen, other):
+                self._flags.setdefault(when, node)
+                self.edits.expression(node, source.code(chosen))
+                return
             if isinstance(chosen, cst.Call) and (self._old.setup(chosen) or self._old.loop(chosen)) and chosen.args:
                 if source.code(chosen.args[0].value).split() == source.code(other).split():
                     self._flags.setdefault(when, node)
                     self.edits.expression(node, source.code(chosen))
                 return
+
+    def _is_scaled(self, chosen: cst.BaseExpression, other: cst.BaseExpression) -> bool:
+        """Whether a variable is nothing but the scaled one of another expression: ``scaled`` beside ``loss``."""
+        assigns = self._source.assigns(chosen.value) if isinstance(chosen, cst.Name) else []
+        assigns = [one for one in assigns if self._source.scope(one) is self._source.scope(chosen)]
+        made = assigns[0].value if len(assigns) == 1 else None
+        if not isinstance(made, cst.Call) or not self._old.loop(made) or not made.args:
+            return False
+        return self._source.code(made.args[0].value).split() == self._source.code(other).split()
 
     # -- flags ---------------------------------------------------------------------------------------------------
 

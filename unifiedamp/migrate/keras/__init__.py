@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import libcst as cst
 
 from ..nodes import dotted
-from ..sessions import share
+from ..sessions import free_name, share
 from ..source import Source
 from ..work import Work
 from .fit import rewrite_fits
@@ -45,6 +46,7 @@ def plan(work: Work) -> None:
     if not any(calls_of(work.source, meaning) for meaning in (POLICY, WRAPPER, REWRITE)) and keep(work):
         work.decide()
         return
+    work.names = replace(work.names, amp=free_name(work.source, work.names.amp))
     start, loops, trained = Start(work), find_loops(work), Trained()
     with work.blocking():
         _with_session(work, start, trained, loops)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import libcst as cst
 
-from ..sessions import share
+from ..sessions import free_name, share
 from ..source import Source
 from ..work import Work
 from .flags import without_flags
@@ -29,6 +30,7 @@ def plan(work: Work) -> None:
     Raises:
         CannotMigrate: the calls must stay as they are.
     """
+    work.names = replace(work.names, amp=free_name(work.source, work.names.amp))
     starts, prepared, scales = (calls_of(work.source, name) for name in ("init", "init_trainer", "scale_loss"))
     _refuse_unknown(work)
     if len(starts) != 1:
