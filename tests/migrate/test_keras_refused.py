@@ -99,6 +99,10 @@ CASES = {
         "def step(x, y, amp, amp_session):\n    global model\n" + LOOP.replace("\n", "\n    ").join(["    ", "\n"])
         + POLICY + MODEL + OPT + "step(x, y, 1, 2)\n", 5, "amp_session is step's own here, and not the session"
     ),
+    "a policy that is made somehow": (
+        "policy = mixed_precision.Policy('mixed_float16')\nif a:\n    policy = pick(policy)\n"
+        "mixed_precision.set_global_policy(policy)\n" + MODEL + FIT, 6, "the policy policy"
+    ),
     "set up under a condition": (
         "def setup():\n    " + POLICY + "def main():\n    if cond:\n        setup()\n    " + MODEL
         + "    model.compile('sgd', 'mse')\n", 8, "under a condition"

@@ -162,7 +162,9 @@ def test_refused_with_the_reason(name):
 
 
 def test_a_flag_that_is_called_as_a_session_is_left_its_name():
-    text = "def note(amp):\n    print(amp)\n" + SMALL.replace("import amp", "import amp as mixing").replace("amp.", "mixing.")
+    text = "def note(amp):\n    print(amp)\n" + SMALL.replace("import amp", "import amp as mixing").replace(
+        "amp.", "mixing."
+    )
     new = migrated(text).after.decode()
     assert "amp_session.step(trainer)" in new
     assert "def note(amp):\n    print(amp)\n" in new

@@ -141,7 +141,10 @@ class _Folding:
         found = [s for s in self._simple(body) if self._is_setup(s)]
         rest = [] if self._alike(body, other) else [s for s in other if not self._old.off(s)]
         values = [s for s in found if not self._direct_calls(s)]
-        simple = all(s in found for s in body) and all(_is_quiet(self._source, s) for s in rest)
+        if found and values == found:
+            return  # the settings alone: what they are given to is told the flag
+        read = self._read_later(node, [*values, *(s for s in other if self._is_value(s))])
+        simple = all(s in found for s in body) and all(_is_quiet(self._source, s) for s in rest) and not read
         moved = found if simple else [s for s in found if s not in values]
         kept = [s for s in self._simple(body) if s not in moved and s not in values]
         if any(assigned(s) & self._names(m) for s in kept for m in moved):
@@ -151,14 +154,35 @@ class _Folding:
         begins = any(self._old.start(call) for s in moved for call in self._direct(s))
         (self._starts if begins else self._flags).setdefault(flag, node)
         lines = [self._text(s, flag) for s in moved]
+        lines = [self._filled_in(line, values) for line in lines] if read else lines
         if simple:
             self.edits.statement(node, *lines)
             return
         leaves = any(isinstance(n, cst.Return | cst.Raise | cst.Break | cst.Continue) for s in body for n in walk(s))
         for line in lines:  # behind it, where it can be: devices are set up before a session is made
             (self.edits.before if leaves else self.edits.after)(node, line)
-        for gone in [*moved, *(s for s in other if self._old.off(s))]:
+        for gone in [*moved, *(s for s in other if self._old.off(s) and not (read and self._is_value(s)))]:
             self.edits.statement(gone)
+
+    def _is_value(self, statement: cst.BaseStatement) -> bool:
+        """Whether a statement names settings, and does no more."""
+        made = _assignment(statement)
+        return made is not None and any(self._old.value(n) for n in walk(made.value) if isinstance(n, cst.Call))
+
+    def _read_later(self, node: cst.If, values: Sequence[Statement]) -> bool:
+        """Whether code outside an ``if`` reads the settings that its branches name."""
+        source, scope = self._source, self._source.scope(node)
+        uses = [use for value in values for name in assigned(value) for use in source.uses(name)]
+        uses = [use for use in uses if not isinstance(source.parents[use], cst.AssignTarget)]
+        uses = [use for use in uses if not source.inside(use, node)]
+        return any(source.scope(use) is scope or not source.bound_in(dotted(use), source.scope(use)) for use in uses)
+
+    def _filled_in(self, line: str, values: Sequence[Statement]) -> str:
+        """Return a line with the settings themselves, whose variable keeps what each branch gives it."""
+        for made in filter(None, map(_assignment, values)):
+            name, code = dotted(made.targets[0].target), self._source.code(made.value)
+            line = re.sub(rf"\(\s*{re.escape(name)}(?=\s*[,)])", lambda _, code=code: f"({code}", line, count=1)
+        return line
 
     def _simple(self, body: Sequence[Statement]) -> list[Statement]:
         """Return the simple statements of a branch, those in a ``try`` too."""
@@ -275,6 +299,11 @@ class _Folding:
 
 def _else(node: cst.If) -> Sequence[cst.CSTNode]:
     return node.orelse.body.body if isinstance(node.orelse, cst.Else) else ()
+
+
+def _assignment(statement: cst.BaseStatement) -> cst.Assign | None:
+    small = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
+    return small if isinstance(small, cst.Assign) else None
 
 
 def _negated(flag: str) -> str:
