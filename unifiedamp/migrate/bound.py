@@ -38,7 +38,7 @@ def _unbound(source: Source, name: str, assigns: list[cst.Assign]) -> Iterator[R
             continue
         here = [assign for assign in assigns if source.scope(assign) is scope]
         if here and not any(_comes_before(source, assign, use) for assign in here):
-            yield source.line(use), f"{name} is not bound on every path that leads here"
+            yield source.line(use), f"the session, {name}, is made under a condition, and used here without it too"
         elif not here and not any(_seen_outside(source, name, assign, scope) for assign in assigns):
             yield source.line(use), f"{name} is made under a condition, or where this function does not see it"
 
@@ -69,8 +69,10 @@ def _is_handed(source: Source, name: str, function: cst.FunctionDef) -> bool:
 
 
 def _comes_before(source: Source, assign: cst.Assign, use: cst.CSTNode) -> bool:
-    """Whether the assignment is in a block around the use, and earlier."""
+    """Whether the assignment is in a block around the use, and earlier; ``with`` blocks are run always."""
     block = source.block(source.statement(assign))
+    while isinstance(with_ := source.parents.get(block), cst.With) and "suppress" not in source.code(with_.items[0]):
+        block = source.block(with_)
     return source.order[assign] < source.order[use] and source.in_block(use, block) is not None
 
 
