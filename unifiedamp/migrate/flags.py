@@ -23,6 +23,7 @@ _AMP_WORDS = re.compile(r"amp|fp_?16|float_?16|half|mixed|precision|LossScale|dt
 _TRAINING = frozenset(
     {"fit", "fit_generator", "compile", "train_on_batch", "GradientTape", "record", "Trainer", "Sequential", "Model"}
 )
+_STEPS = frozenset({"apply_gradients", "step", "update", "minimize"})
 _QUIET = re.compile(r"^(print|pass\b|tf\.print|log|logger|logging|warnings|os\.environ|_?LOGGER|absl)", re.IGNORECASE)
 
 
@@ -117,6 +118,8 @@ class _Folding:
         return False
 
     def _step(self, node: cst.If, flag: str, body: Sequence[Statement], other: Sequence[Statement]) -> None:
+        if _steps(body) and not _steps(other):
+            return  # it decides whether a step is taken, and not how
         if isinstance(node.orelse, cst.If):
             self._refuse(node, f"a scaled loss under if {flag} and an elif", "write the step once; the session scales")
             return
@@ -304,6 +307,11 @@ def _else(node: cst.If) -> Sequence[cst.CSTNode]:
 def _assignment(statement: cst.BaseStatement) -> cst.Assign | None:
     small = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
     return small if isinstance(small, cst.Assign) else None
+
+
+def _steps(body: Sequence[cst.BaseStatement]) -> bool:
+    """Whether an optimizer steps in a branch."""
+    return any(name_of(n) in _STEPS for each in body for n in walk(each) if isinstance(n, cst.Call))
 
 
 def _negated(flag: str) -> str:
