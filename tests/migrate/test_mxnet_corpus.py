@@ -168,3 +168,8 @@ def test_a_flag_that_is_called_as_a_session_is_left_its_name():
     new = migrated(text).after.decode()
     assert "amp_session.step(trainer)" in new
     assert "def note(amp):\n    print(amp)\n" in new
+
+
+def test_a_condition_on_the_step_itself_stays():
+    new = migrated(SMALL.replace("trainer.step(4)", "if last:\n    amp.unscale(trainer)\n    trainer.step(4)"))
+    assert "if last:\n    amp.unscale(trainer)\n    amp.step(trainer)\n" in new.after.decode()

@@ -9,7 +9,9 @@ from migrating import migrated, old_text
 
 WANTED = {
     "all_reduced_inside": {19: "inside amp.scale_loss, where they are still scaled"},
-    "bert_accumulate": {21: "no single trainer.step(batch_size)", 25: "clip_global_norm([p.grad()"},
+    "bert_accumulate": {21: "no single trainer.step(batch_size)", 24: "part of a step",
+                        26: "clip_global_norm([p.grad()",
+                        27: "part of a step"},
     "both_apis": {18: "a GradScaler beside apex.amp.initialize", 34: "steps self.optimizer in code that is not here"},
     "decorated_forward": {21: "no autocast region where the GradScaler can be seen"},
     "detectron_trainer": {14: "losses.backward(), where the session cannot be seen", 15: "self.optimizer.step()",
@@ -17,7 +19,11 @@ WANTED = {
     "fused_step": {21: "optimizer.fuse_step() steps optimizer past the session"},
     "gated_step": {16: "gradients are unscaled before `if args.should_step(step)`"},
     "given_loss": {16: "_backward takes its loss from loss, which code that is not here gives it"},
+    "gluon_horovod": {14: "exchanges gradients by itself", 26: "own scaler", 28: "does more than the same step",
+                      31: "part of a step", 32: "clipped while they are scaled", 33: "part of a step"},
     "horovod": {10: "horovod.torch.DistributedOptimizer exchanges gradients by itself"},
+    "keras_accumulates": {18: "opt applies totals, in which gradients are accumulated"},
+    "keras_horovod": {18: "exchanges gradients by itself", 20: "top", 21: "second applies gradients that first"},
     "learner": {14: "self.optimizer is made again here, and not prepared"},
     "local_optimizer": {24: "optimizer, which this loss trains, is not known in training_step"},
     "objectives_in_turn": {20: "optimizer is one of several: optimizer = optimizers[place]"},

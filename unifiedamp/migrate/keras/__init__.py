@@ -10,7 +10,7 @@ import libcst as cst
 from ..nodes import dotted
 from ..sessions import free_name, share
 from ..source import Source
-from ..work import Work
+from ..work import EXCHANGED, Work
 from .fit import rewrite_fits
 from .flags import without_flags
 from .given import block, keep, model_steps
@@ -50,7 +50,18 @@ def plan(work: Work) -> None:
     start, loops, trained = Start(work), find_loops(work), Trained()
     with work.blocking():
         _with_session(work, start, trained, loops)
+    if work.blockers:
+        _block_exchanges(work)
     work.decide()
+
+
+def _block_exchanges(work: Work) -> None:
+    """Name what exchanges gradients by itself beside the other reasons, where the file is refused anyhow."""
+    known = {one.line for one in work.blockers}
+    for call in work.source.of(cst.Call):
+        name = work.source.meaning(call.func)
+        if name.rpartition(".")[2] in EXCHANGED and work.source.line(call) not in known:
+            work.block(call, f"{name} exchanges gradients by itself", "use a tf.distribute strategy")
 
 
 def _with_session(work: Work, start: Start, trained: Trained, loops: Sequence[Loop]) -> None:

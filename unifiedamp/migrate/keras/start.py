@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import libcst as cst
 
 from ..flags import WHEN
@@ -37,11 +39,24 @@ class Start:
         if not starts:
             raise _no_start(work)
         if len(starts) > 1:
-            lines = ", ".join(str(work.source.line(call)) for call in starts)
-            work.block(starts[1], f"the policy is set {len(starts)} times (lines {lines})",
-                       'make a session for each policy: `ua.Amp("tensorflow", policy=...)`')  # fmt: skip
+            work.block(starts[1], *_several(work, starts, rewrites))
         self.call, self.rewrites = starts[0], bool(rewrites)
         self.settings: dict[str, str | None] = {}
+
+
+def _several(work: Work, starts: Sequence[cst.Call], rewrites: Sequence[cst.Call]) -> tuple[str, str]:
+    """Return why several calls that turn mixed precision on cannot become one session, and what to write."""
+    source, lines = work.source, ", ".join(str(work.source.line(call)) for call in starts)
+    times = f"{len(starts)} times (lines {lines})"
+    if len(rewrites) == len(starts):
+        what = f"the graph rewrite, which is one for the whole process, is turned on {times}"
+        return what, "make one session with mode=graph_rewrite, and prepare each model with its optimizer"
+    scopes = {source.scope(call) for call in starts}
+    same = len({source.code(call.args[0].value) for call in starts if call.args}) == 1
+    if same and len(scopes) == len(starts) and source.module not in scopes:
+        what = f"one policy is set in {len(starts)} functions (lines {lines})"
+        return what, "make a session in each of them that trains a model of its own, or one session before them"
+    return f"the policy is set {times}", 'make a session for each policy: `ua.Amp("tensorflow", policy=...)`'
 
 
 def make_session(work: Work, start: Start) -> None:

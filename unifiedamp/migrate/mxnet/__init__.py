@@ -11,6 +11,7 @@ from ..sessions import free_name, share
 from ..source import Source
 from ..work import Work
 from .flags import without_flags
+from .limits import limits
 from .loss import rewrite_loss
 from .session import make_session, prepare
 from .steps import rewrite_steps
@@ -46,6 +47,7 @@ def plan(work: Work) -> None:
     if len(starts) != 1 and not work.blockers:
         return
     _rewrite(work, starts, prepared, scales)
+    work.blockers += limits(work.source, work.blockers) if work.blockers and not work.source.files else []
     work.decide()
     share(work, starts[0], [*prepared, *scales])
 
