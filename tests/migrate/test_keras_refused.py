@@ -43,6 +43,7 @@ CASES = {
     "two policies": (
         POLICY + MODEL + FIT + 'mixed_precision.set_global_policy("mixed_bfloat16")\n', 7, "policy is set 2 times"
     ),
+    "inference alone": (POLICY + MODEL + "model.predict(x)\n", 3, "in this file, which only infers"),
     "one policy in two functions": (
         "def a():\n    " + POLICY + "def b():\n    " + POLICY, 6, "one policy is set in 2 functions (lines 4, 6)"
     ),

@@ -51,7 +51,7 @@ def _binder(source: Source, name: str, scope: cst.CSTNode) -> cst.FunctionDef | 
 
 
 def _binds(source: Source, name: str, function: cst.FunctionDef) -> bool:
-    declared = [*source.of(cst.Global), *source.of(cst.Nonlocal)]
+    declared: list[cst.Global | cst.Nonlocal] = [*source.of(cst.Global), *source.of(cst.Nonlocal)]
     if any(item.name.value == name for one in declared if source.scope(one) is function for item in one.names):
         return False
     if any(isinstance(one, cst.Param) and one.name.value == name for one in walk(function.params)):

@@ -184,7 +184,8 @@ class _Folding:
         """Return a line with the settings themselves, whose variable keeps what each branch gives it."""
         for made in filter(None, map(_assignment, values)):
             name, code = dotted(made.targets[0].target), self._source.code(made.value)
-            line = re.sub(rf"\(\s*{re.escape(name)}(?=\s*[,)])", lambda _, code=code: f"({code}", line, count=1)
+            parts = re.split(rf"\(\s*{re.escape(name)}(?=\s*[,)])", line, maxsplit=1)
+            line = f"({code}".join(parts)
         return line
 
     def _simple(self, body: Sequence[Statement]) -> list[Statement]:

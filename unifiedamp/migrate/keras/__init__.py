@@ -55,6 +55,17 @@ def plan(work: Work) -> None:
     work.decide()
 
 
+def _untrained(source: Source) -> tuple[str, str]:
+    """Return why a file without training is refused, and what to write."""
+    what = "no loop over a GradientTape and no model.compile in this file"
+    if not any(source.methods(name) for name in ("predict", "evaluate", "load_weights")):
+        return what, "make the session where the model is trained"
+    write = (
+        '`amp = ua.Amp("tensorflow", policy=...)`, and make the model in `with amp.scope():`; it needs no amp.prepare'
+    )
+    return f"{what}, which only infers", write
+
+
 def _block_exchanges(work: Work) -> None:
     """Name what exchanges gradients by itself beside the other reasons, where the file is refused anyhow."""
     known = {one.line for one in work.blockers}
@@ -73,8 +84,7 @@ def _with_session(work: Work, start: Start, trained: Trained, loops: Sequence[Lo
             rewrite_loop(work, start, trained, loop)
     rewrite_fits(work, start, trained)
     if not trained.models and not work.blockers:
-        raise work.stop(start.call, "no loop over a GradientTape and no model.compile in this file",
-                        "make the session where the model is trained")  # fmt: skip
+        raise work.stop(start.call, *_untrained(work.source))
     if not start.rewrites:
         scope_models(work, start, trained)
         scope_layers(work, start)
