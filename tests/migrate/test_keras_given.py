@@ -131,6 +131,21 @@ def test_a_compile_of_its_own_must_pass_the_optimizer_on(given, refused):
         assert [(one.line, "passes no optimizer" in one.what) for one in done.findings] == [(7, True)]
 
 
+@pytest.mark.parametrize(
+    ("parameters", "given", "refused"),
+    [
+        ("own_loss=None, **kwargs", "**kwargs", False),
+        ("*args, own_loss=None", "*args", False),
+        ("optimizer, own_loss, **kwargs", "**kwargs", True),
+        ("own_loss, *args", "*args", True),
+        ("own_loss, **kwargs", "**other", True),
+    ],
+)
+def test_a_compile_of_its_own_may_pass_all_on_that_it_is_given(parameters, given, refused):
+    compiles = COMPILE.replace("opt, own_loss", parameters).replace("GIVEN", given)
+    assert migrated(replaced(MODEL, ("    def train_step", compiles))).refused == refused
+
+
 def test_the_optimizer_of_a_model_that_the_file_compiles_is_not_a_given_one():
     text = TRAINER.replace("self.optimizer.", "self.model.optimizer.").replace(
         "        self.optimizer = optimizer\n", "        self.model.compile(optimizer='sgd')\n"

@@ -26,6 +26,14 @@ CASES = {
     "subclassed": (
         "class Net(tf.keras.Model):\n    pass\n" + POLICY + "model = Net()\n" + FIT, 6, "no variables before its first"
     ),
+    "subclassed, in a loop": (
+        "class Net(tf.keras.Model):\n    pass\n" + POLICY + "model = Net()\n" + OPT + LOOP + "model(x)\n",
+        6, "no variables before its first"
+    ),
+    "built after what it needs": (
+        "class Net(tf.keras.Model):\n    pass\n" + POLICY + "model = Net()\nmodel.compile('sgd', 'mse')\n"
+        "shape = (None, 3)\nmodel.build(shape)\nmodel.fit(x, y)\n", 9, "model is built after it is compiled"
+    ),
     "made elsewhere": (POLICY + "def go(model):\n    model.compile('sgd', 'mse')\n", 5, "made outside this file"),
     "made before": (MODEL + POLICY + FIT, 3, "before the policy"),
     "compiled in a loop": (POLICY + MODEL + "for _ in range(2):\n    model.compile('sgd', 'mse')\n", 6, "in a loop"),
@@ -35,6 +43,26 @@ CASES = {
     "two policies": (
         POLICY + MODEL + FIT + 'mixed_precision.set_global_policy("mixed_bfloat16")\n', 7, "policy is set 2 times"
     ),
+    "inference alone": (POLICY + MODEL + "model.predict(x)\n", 3, "in this file, which only infers"),
+    "one policy in two functions": (
+        "def a():\n    " + POLICY + "def b():\n    " + POLICY, 6, "one policy is set in 2 functions (lines 4, 6)"
+    ),
+    "two rewrites": (
+        "a = tf.train.experimental.enable_mixed_precision_graph_rewrite(one)\n"
+        "b = tf.train.experimental.enable_mixed_precision_graph_rewrite(two)\nmodel.compile(a, 'mse')\n",
+        4, "the graph rewrite, which is one for the whole process, is turned on 2 times"
+    ),
+    "applied at times": (
+        POLICY + MODEL + OPT + LOOP.replace("opt.apply", "if i % 2:\n    opt.apply"), 11,
+        "opt applies gradients at times"
+    ),
+    "unscaled and applied at times": (
+        POLICY + MODEL + OPT + LOOP.replace("grads = opt.get_unscaled_gradients(tape", "grads = (tape").replace(
+            "opt.apply", "if i % 2:\n    grads = opt.get_unscaled_gradients(grads)\n    opt.apply"),
+        12, "opt applies gradients at times"
+    ),
+    "a value of elsewhere": (POLICY + MODEL + OPT + LOOP.replace("(grads,", "(found,"), 10,
+                             "found, which is not computed in this function"),
     "float32 between": (
         POLICY + 'model = tf.keras.Sequential([layers.Input((6,)), layers.Dense(1)])\n'
         'mixed_precision.set_global_policy("float32")\n' + FIT, 5, "float32 is set"
@@ -94,6 +122,14 @@ CASES = {
         "import horovod.tensorflow as hvd\n" + POLICY + MODEL + OPT
         + LOOP.replace("grads =", "# Horovod: the tape\ntape = hvd.DistributedGradientTape(tape)\ngrads ="),
         11, "tape = hvd.DistributedGradientTape(tape)"
+    ),
+    "a session's other name": (
+        "def step(x, y, amp, amp_session):\n    global model\n" + LOOP.replace("\n", "\n    ").join(["    ", "\n"])
+        + POLICY + MODEL + OPT + "step(x, y, 1, 2)\n", 5, "amp_session is step's own here, and not the session"
+    ),
+    "a policy that is made somehow": (
+        "policy = mixed_precision.Policy('mixed_float16')\nif a:\n    policy = pick(policy)\n"
+        "mixed_precision.set_global_policy(policy)\n" + MODEL + FIT, 6, "the policy policy"
     ),
     "set up under a condition": (
         "def setup():\n    " + POLICY + "def main():\n    if cond:\n        setup()\n    " + MODEL
@@ -199,3 +235,34 @@ def test_models_of_other_files_are_listed():
     done = migrated(HEAD + text)
     assert done.changed
     assert ["outside this file" in found.what for found in done.findings] == [True]
+
+
+def test_a_layer_of_another_file_is_made_in_the_scope_with_the_model_that_it_goes_into():
+    text = (
+        "import blocks\n" + POLICY + "encoder = blocks.Encoder(32)\nrows = 3\n" + MODEL + "model.add(encoder)\n" + FIT
+    )
+    new = migrated(HEAD + text).after.decode()
+    assert "with amp.scope():\n    encoder = blocks.Encoder(32)\n" in new
+
+
+@pytest.mark.parametrize("first", ["blocks.Encoder(32)", "encoder"])
+def test_a_sequential_whose_first_layer_another_file_makes_is_pointed_at(first):
+    text = POLICY + f"encoder = blocks.Encoder(32)\nmodel = tf.keras.Sequential()\nmodel.add({first})\n" + FIT
+    done = migrated(HEAD + "import blocks\n" + text)
+    assert done.changed
+    assert [(found.line, "made by blocks.Encoder, outside" in found.what) for found in done.findings] == [(6, True)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "what"),
+    [
+        ("    scaled = opt.get_scaled_loss(loss)\n", "    scaled = loss\n", 9, "the loss is not scaled, and opt"),
+        ("opt.get_unscaled_gradients(tape.gradient(scaled, model.trainable_variables))",
+         "tape.gradient(scaled, model.trainable_variables)", 10, "opt applied gradients that are still scaled"),
+    ],
+)  # fmt: skip
+def test_a_step_that_scaled_and_unscaled_by_half_is_pointed_at(old, new, line, what):
+    assert old in LOOP
+    done = migrated(HEAD + POLICY + MODEL + OPT + LOOP.replace(old, new))
+    assert done.changed
+    assert [(found.line, what in found.what) for found in done.findings] == [(line, True)]

@@ -159,3 +159,17 @@ def test_refused_with_the_reason(name):
     done = migrated(text)
     assert not done.changed, done.diff()
     assert any(reason in found.what and found.blocks for found in done.findings), done.findings
+
+
+def test_a_flag_that_is_called_as_a_session_is_left_its_name():
+    text = "def note(amp):\n    print(amp)\n" + SMALL.replace("import amp", "import amp as mixing").replace(
+        "amp.", "mixing."
+    )
+    new = migrated(text).after.decode()
+    assert "amp_session.step(trainer)" in new
+    assert "def note(amp):\n    print(amp)\n" in new
+
+
+def test_a_condition_on_the_step_itself_stays():
+    new = migrated(SMALL.replace("trainer.step(4)", "if last:\n    amp.unscale(trainer)\n    trainer.step(4)"))
+    assert "if last:\n    amp.unscale(trainer)\n    amp.step(trainer)\n" in new.after.decode()

@@ -70,6 +70,15 @@ def test_what_callers_must_do_is_said_at_the_function(name, entry):
     assert ("amp.prepare" in note.write) == (name != "fit")  # which prepares its own trainer
 
 
+def test_a_loop_whose_flag_is_called_as_a_session_takes_it_by_another_name():
+    text = EPOCH.replace("import amp", "import amp as mixing").replace("amp.", "mixing.").replace("amp_enabled", "amp")
+    done = migrated(text)
+    assert "epochs=2, amp=False, *, amp_session):" in done.after.decode()
+    (note,) = [one for one in done.findings if "takes a session" in one.what]
+    assert "takes a session, amp_session," in note.what
+    assert "pass amp_session=amp_session" in note.write
+
+
 def test_a_loop_without_amp_stays_as_it_is():
     text = engine("epoch")
     assert migrated_engine("epoch").after.decode().endswith(text[text.index("def plain_loop") :])

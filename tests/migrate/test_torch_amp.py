@@ -136,6 +136,12 @@ def test_names_that_are_taken_are_not_taken_again():
     exec(new, {})
 
 
+@pytest.mark.parametrize("line", ["for _, amp in ():", "with open(__file__) as amp:", "def amp():"])
+def test_names_that_other_lines_bind_are_taken(line):
+    text = START + LOOP + f"def more():\n    {line}\n        pass\n"
+    assert "amp_session = ua.Amp(" in migrated(text).after.decode()
+
+
 KEPT = """\
 import torch
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from .nodes import dotted, parameters
+from .nodes import dotted, parameters, walk
 from .source import Source
+from .training.values import bindings
 
 Reason = tuple[int, str]
 
@@ -30,18 +31,48 @@ def _unbound(source: Source, name: str, assigns: list[cst.Assign]) -> Iterator[R
             continue
         if any(use is target.target for assign in assigns for target in assign.targets):
             continue
-        if isinstance(scope, cst.FunctionDef) and name in parameters(scope):
+        owner = _binder(source, name, scope)
+        if owner is not None and all(source.scope(assign) is not owner for assign in assigns):
+            if not _is_handed(source, name, owner):
+                yield source.line(use), f"{name} is {owner.name.value}'s own here, and not the session"
             continue
         here = [assign for assign in assigns if source.scope(assign) is scope]
         if here and not any(_comes_before(source, assign, use) for assign in here):
-            yield source.line(use), f"{name} is not bound on every path that leads here"
+            yield source.line(use), f"the session, {name}, is made under a condition, and used here without it too"
         elif not here and not any(_seen_outside(source, name, assign, scope) for assign in assigns):
             yield source.line(use), f"{name} is made under a condition, or where this function does not see it"
 
 
+def _binder(source: Source, name: str, scope: cst.CSTNode) -> cst.FunctionDef | None:
+    """Return the innermost function from ``scope`` outwards that has a name as a parameter, or assigns it."""
+    around = [scope, *source.above(scope)]
+    functions = [one for one in around if isinstance(one, cst.FunctionDef)]
+    return next((one for one in functions if _binds(source, name, one)), None)
+
+
+def _binds(source: Source, name: str, function: cst.FunctionDef) -> bool:
+    declared: list[cst.Global | cst.Nonlocal] = [*source.of(cst.Global), *source.of(cst.Nonlocal)]
+    if any(item.name.value == name for one in declared if source.scope(one) is function for item in one.names):
+        return False
+    if any(isinstance(one, cst.Param) and one.name.value == name for one in walk(function.params)):
+        return True
+    return any(name in bindings(one) for one in walk(function) if source.scope(one) is function)
+
+
+def _is_handed(source: Source, name: str, function: cst.FunctionDef) -> bool:
+    """Whether callers in this file hand a function what they call the same: the session, as its parameter."""
+    if name not in parameters(function):
+        return False
+    called = function.name.value
+    calls = [call for call in source.of(cst.Call) if dotted(call.func).rpartition(".")[2] == called]
+    return any(dotted(arg.value) == name for call in calls for arg in call.args)
+
+
 def _comes_before(source: Source, assign: cst.Assign, use: cst.CSTNode) -> bool:
-    """Whether the assignment is in a block around the use, and earlier."""
+    """Whether the assignment is in a block around the use, and earlier; ``with`` blocks are run always."""
     block = source.block(source.statement(assign))
+    while isinstance(with_ := source.parents.get(block), cst.With) and "suppress" not in source.code(with_.items[0]):
+        block = source.block(with_)
     return source.order[assign] < source.order[use] and source.in_block(use, block) is not None
 
 

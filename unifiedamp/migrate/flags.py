@@ -23,6 +23,7 @@ _AMP_WORDS = re.compile(r"amp|fp_?16|float_?16|half|mixed|precision|LossScale|dt
 _TRAINING = frozenset(
     {"fit", "fit_generator", "compile", "train_on_batch", "GradientTape", "record", "Trainer", "Sequential", "Model"}
 )
+_STEPS = frozenset({"apply_gradients", "step", "update", "minimize"})
 _QUIET = re.compile(r"^(print|pass\b|tf\.print|log|logger|logging|warnings|os\.environ|_?LOGGER|absl)", re.IGNORECASE)
 
 
@@ -117,6 +118,8 @@ class _Folding:
         return False
 
     def _step(self, node: cst.If, flag: str, body: Sequence[Statement], other: Sequence[Statement]) -> None:
+        if _steps(body) and not _steps(other):
+            return  # it decides whether a step is taken, and not how
         if isinstance(node.orelse, cst.If):
             self._refuse(node, f"a scaled loss under if {flag} and an elif", "write the step once; the session scales")
             return
@@ -141,7 +144,10 @@ class _Folding:
         found = [s for s in self._simple(body) if self._is_setup(s)]
         rest = [] if self._alike(body, other) else [s for s in other if not self._old.off(s)]
         values = [s for s in found if not self._direct_calls(s)]
-        simple = all(s in found for s in body) and all(_is_quiet(self._source, s) for s in rest)
+        if found and values == found:
+            return  # the settings alone: what they are given to is told the flag
+        read = self._read_later(node, [*values, *(s for s in other if self._is_value(s))])
+        simple = all(s in found for s in body) and all(_is_quiet(self._source, s) for s in rest) and not read
         moved = found if simple else [s for s in found if s not in values]
         kept = [s for s in self._simple(body) if s not in moved and s not in values]
         if any(assigned(s) & self._names(m) for s in kept for m in moved):
@@ -151,14 +157,36 @@ class _Folding:
         begins = any(self._old.start(call) for s in moved for call in self._direct(s))
         (self._starts if begins else self._flags).setdefault(flag, node)
         lines = [self._text(s, flag) for s in moved]
+        lines = [self._filled_in(line, values) for line in lines] if read else lines
         if simple:
             self.edits.statement(node, *lines)
             return
         leaves = any(isinstance(n, cst.Return | cst.Raise | cst.Break | cst.Continue) for s in body for n in walk(s))
         for line in lines:  # behind it, where it can be: devices are set up before a session is made
             (self.edits.before if leaves else self.edits.after)(node, line)
-        for gone in [*moved, *(s for s in other if self._old.off(s))]:
+        for gone in [*moved, *(s for s in other if self._old.off(s) and not (read and self._is_value(s)))]:
             self.edits.statement(gone)
+
+    def _is_value(self, statement: cst.BaseStatement) -> bool:
+        """Whether a statement names settings, and does no more."""
+        made = _assignment(statement)
+        return made is not None and any(self._old.value(n) for n in walk(made.value) if isinstance(n, cst.Call))
+
+    def _read_later(self, node: cst.If, values: Sequence[Statement]) -> bool:
+        """Whether code outside an ``if`` reads the settings that its branches name."""
+        source, scope = self._source, self._source.scope(node)
+        uses = [use for value in values for name in assigned(value) for use in source.uses(name)]
+        uses = [use for use in uses if not isinstance(source.parents[use], cst.AssignTarget)]
+        uses = [use for use in uses if not source.inside(use, node)]
+        return any(source.scope(use) is scope or not source.bound_in(dotted(use), source.scope(use)) for use in uses)
+
+    def _filled_in(self, line: str, values: Sequence[Statement]) -> str:
+        """Return a line with the settings themselves, whose variable keeps what each branch gives it."""
+        for made in filter(None, map(_assignment, values)):
+            name, code = dotted(made.targets[0].target), self._source.code(made.value)
+            parts = re.split(rf"\(\s*{re.escape(name)}(?=\s*[,)])", line, maxsplit=1)
+            line = f"({code}".join(parts)
+        return line
 
     def _simple(self, body: Sequence[Statement]) -> list[Statement]:
         """Return the simple statements of a branch, those in a ``try`` too."""
@@ -216,11 +244,24 @@ class _Folding:
         source, flag = self._source, self._source.code(node.test).strip()
         both = ((node.body, node.orelse, flag), (node.orelse, node.body, _negated(flag)))
         for chosen, other, when in both:
+            if self._is_scaled(chosen, other):
+                self._flags.setdefault(when, node)
+                self.edits.expression(node, source.code(chosen))
+                return
             if isinstance(chosen, cst.Call) and (self._old.setup(chosen) or self._old.loop(chosen)) and chosen.args:
                 if source.code(chosen.args[0].value).split() == source.code(other).split():
                     self._flags.setdefault(when, node)
                     self.edits.expression(node, source.code(chosen))
                 return
+
+    def _is_scaled(self, chosen: cst.BaseExpression, other: cst.BaseExpression) -> bool:
+        """Whether a variable is nothing but the scaled one of another expression: ``scaled`` beside ``loss``."""
+        assigns = self._source.assigns(chosen.value) if isinstance(chosen, cst.Name) else []
+        assigns = [one for one in assigns if self._source.scope(one) is self._source.scope(chosen)]
+        made = assigns[0].value if len(assigns) == 1 else None
+        if not isinstance(made, cst.Call) or not self._old.loop(made) or not made.args:
+            return False
+        return self._source.code(made.args[0].value).split() == self._source.code(other).split()
 
     # -- flags ---------------------------------------------------------------------------------------------------
 
@@ -262,6 +303,16 @@ class _Folding:
 
 def _else(node: cst.If) -> Sequence[cst.CSTNode]:
     return node.orelse.body.body if isinstance(node.orelse, cst.Else) else ()
+
+
+def _assignment(statement: cst.BaseStatement) -> cst.Assign | None:
+    small = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
+    return small if isinstance(small, cst.Assign) else None
+
+
+def _steps(body: Sequence[cst.BaseStatement]) -> bool:
+    """Whether an optimizer steps in a branch."""
+    return any(name_of(n) in _STEPS for each in body for n in walk(each) if isinstance(n, cst.Call))
 
 
 def _negated(flag: str) -> str:

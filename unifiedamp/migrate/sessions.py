@@ -9,6 +9,7 @@ import libcst as cst
 from .edits import Edits
 from .nodes import dotted, walk
 from .source import Source, Statement
+from .training.values import bindings
 from .work import Names, Work
 
 LONGEST = 110
@@ -130,11 +131,15 @@ def free_name(source: Source, wanted: str, takers: Collection[cst.FunctionDef] =
 
 
 def _takes(source: Source, node: cst.CSTNode, takers: Collection[cst.FunctionDef]) -> bool:
+    parent = source.parents.get(node)
     if isinstance(node, cst.Param):
         return node.name.value == "amp" and source.scope(node) not in takers
     if isinstance(node, cst.AssignTarget | cst.AnnAssign | cst.For | cst.NamedExpr):
-        if dotted(node.target) not in ("amp", "self.amp"):
+        if not {dotted(node.target), *bindings(node)} & {"amp", "self.amp"}:
             return False
-        assign = source.parents.get(node)
-        return not (isinstance(assign, cst.Assign) and dotted(assign.value) == "None")
+        return not (isinstance(parent, cst.Assign) and dotted(parent.value) == "None")
+    if isinstance(node, cst.AsName):
+        return isinstance(parent, cst.WithItem | cst.ExceptHandler) and "amp" in bindings(node)
+    if isinstance(node, cst.FunctionDef | cst.ClassDef):
+        return node.name.value == "amp"
     return isinstance(node, cst.Attribute) and dotted(node) == "self.amp"

@@ -20,6 +20,7 @@ from ..mxnet.words import calls_of
 from ..nodes import argument, dotted, parameters
 from ..planning import check_result, plan
 from ..report import CannotMigrate, Finding, Migration
+from ..sessions import free_name
 from ..source import Source
 from ..together import handed, joined, with_imports
 from ..training.aliases import Aliases
@@ -54,7 +55,8 @@ def migrate_gluon_half(path: str, content: bytes, source: Source) -> Migration |
     except CannotMigrate as error:
         return Migration(path, content, content, (), tuple(_here(content, half, error.findings)))
     check_result(path, content, after)
-    notes = [_note(source, entry) for entry in entries]
+    amp = free_name(source, "amp")
+    notes = [_note(source, entry, amp) for entry in entries]
     return Migration(path, content, after, (mxnet.NAME,), tuple(sorted([*_here(content, half, findings), *notes])))
 
 
@@ -65,15 +67,15 @@ def _here(content: bytes, half: Source, findings: Sequence[Finding]) -> list[Fin
     return sorted(own)
 
 
-def _note(source: Source, entry: cst.FunctionDef) -> Finding:
+def _note(source: Source, entry: cst.FunctionDef, amp: str) -> Finding:
     """Return what the callers of a function must do from now on."""
     makes = any(source.inside(call, entry) for call in source.calls("mxnet.gluon.Trainer"))
-    prepare = "" if makes else "prepare net and trainer with `net, trainer = amp.prepare(net, trainer)`, and "
+    prepare = "" if makes else f"prepare net and trainer with `net, trainer = {amp}.prepare(net, trainer)`, and "
     write = (
-        'where it is called: `amp = ua.Amp("mxnet", policy="mixed_float16")` in place of amp.init(), with '
-        f'policy="float32" where AMP is off; {prepare}pass amp=amp'
+        f'where it is called: `{amp} = ua.Amp("mxnet", policy="mixed_float16")` in place of amp.init(), with '
+        f'policy="float32" where AMP is off; {prepare}pass {amp}={amp}'
     )
-    return Finding(source.line(entry), f"{entry.name.value} takes a session, amp, as a new argument", write)
+    return Finding(source.line(entry), f"{entry.name.value} takes a session, {amp}, as a new argument", write)
 
 
 # -- what is given ---------------------------------------------------------------------------------------------------

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import libcst as cst
 
 from ..nodes import dotted
-from ..sessions import share
+from ..sessions import free_name, share
 from ..source import Source
-from ..work import Work
+from ..work import EXCHANGED, Work
 from .fit import rewrite_fits
 from .flags import without_flags
 from .given import block, keep, model_steps
@@ -45,10 +46,33 @@ def plan(work: Work) -> None:
     if not any(calls_of(work.source, meaning) for meaning in (POLICY, WRAPPER, REWRITE)) and keep(work):
         work.decide()
         return
+    work.names = replace(work.names, amp=free_name(work.source, work.names.amp))
     start, loops, trained = Start(work), find_loops(work), Trained()
     with work.blocking():
         _with_session(work, start, trained, loops)
+    if work.blockers:
+        _block_exchanges(work)
     work.decide()
+
+
+def _untrained(source: Source) -> tuple[str, str]:
+    """Return why a file without training is refused, and what to write."""
+    what = "no loop over a GradientTape and no model.compile in this file"
+    if not any(source.methods(name) for name in ("predict", "evaluate", "load_weights")):
+        return what, "make the session where the model is trained"
+    write = (
+        '`amp = ua.Amp("tensorflow", policy=...)`, and make the model in `with amp.scope():`; it needs no amp.prepare'
+    )
+    return f"{what}, which only infers", write
+
+
+def _block_exchanges(work: Work) -> None:
+    """Name what exchanges gradients by itself beside the other reasons, where the file is refused anyhow."""
+    known = {one.line for one in work.blockers}
+    for call in work.source.of(cst.Call):
+        name = work.source.meaning(call.func)
+        if name.rpartition(".")[2] in EXCHANGED and work.source.line(call) not in known:
+            work.block(call, f"{name} exchanges gradients by itself", "use a tf.distribute strategy")
 
 
 def _with_session(work: Work, start: Start, trained: Trained, loops: Sequence[Loop]) -> None:
@@ -60,8 +84,7 @@ def _with_session(work: Work, start: Start, trained: Trained, loops: Sequence[Lo
             rewrite_loop(work, start, trained, loop)
     rewrite_fits(work, start, trained)
     if not trained.models and not work.blockers:
-        raise work.stop(start.call, "no loop over a GradientTape and no model.compile in this file",
-                        "make the session where the model is trained")  # fmt: skip
+        raise work.stop(start.call, *_untrained(work.source))
     if not start.rewrites:
         scope_models(work, start, trained)
         scope_layers(work, start)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import libcst as cst
 
-from ..nodes import argument, dotted, literal
+from ..nodes import argument, dotted, literal, walk
 from ..report import CannotMigrate
 from ..source import Source, Statement
 from ..work import Work
@@ -31,6 +31,7 @@ class Chain:
         self.removed: list[Statement] = []
         self.clips: list[tuple[Statement, str]] = []
         self._names: dict[str, None] = {}  # in the order found
+        self._unscaled: cst.Call | None = None
 
     def stop(self, node: cst.CSTNode, write: str) -> CannotMigrate:
         """Return the error that names the code at ``node``."""
@@ -52,9 +53,13 @@ class Chain:
         if isinstance(node, cst.Call):
             method = dotted(node.func).rpartition(".")
             if method[2] == "get_unscaled_gradients" and method[0] == self.optimizer and node.args:
+                self._unscaled = node
                 return self.gradient(node.args[0].value)
             if method[2] == "gradient" and method[0]:
                 return node
+            if method[2] == "get_unscaled_gradients" and method[0]:
+                what = f"{self.optimizer} applies gradients that {method[0]} unscales"
+                raise self._work.stop(node, what, f"scale the loss for both: amp.scale_loss(loss, [{method[0]}, ...])")
         raise self.stop(node, "edit gradients in `amp.gradients(optimizer)`, between amp.unscale and amp.step")
 
     def loss(self, node: cst.BaseExpression) -> cst.BaseExpression:
@@ -113,8 +118,40 @@ class Chain:
             if self._source.order[node] < end and name in _first_names(node)
         ]
         if not found:
-            raise self.stop(before, f"{name} is not computed in this function: use amp.gradients(optimizer)")
+            what, write = f"{name}, which is not computed in this function", "use amp.gradients(optimizer)"
+            if self._is_summed(name):
+                what = f"{self.optimizer} applies {name}, in which gradients are accumulated"
+                write = "let the session accumulate: ua.Amp(accumulate_steps=...), with amp.step after every loss"
+            raise self._work.stop(before, what, write)
         return found[-1]
+
+    def _is_summed(self, name: str) -> bool:
+        """Whether gradients are added to what a variable holds: ``for total, grad in zip(sums, grads):``."""
+        source = self._source
+        for call in (*source.methods("assign_add"), *source.methods("assign")):
+            around = [one for one in source.above(call) if isinstance(one, cst.For)]
+            held = {dotted(n) for one in around for n in walk(one.iter)} | {dotted(n) for n in walk(call.func)}
+            if name in held and source.scope(call) is self.scope:
+                return True
+        return False
+
+    def check_scaled(self, loss: cst.BaseExpression, unscaled: cst.BaseExpression) -> None:
+        """Point at gradients of a loss that is scaled, or at those that are unscaled, without the other one.
+
+        Args:
+            loss: what the gradients are taken of.
+            unscaled: the loss itself.
+        """
+        write = "the session does both: the migrated step applies the gradients of the loss itself"
+        if loss is unscaled and self._unscaled is not None:
+            what = f"the loss is not scaled, and {self.optimizer} divided its gradients by the scale"
+            self._work.note(self._unscaled, what, write)
+        elif loss is not unscaled and self._unscaled is None and self._asks("get_scaled_loss"):
+            self._work.note(self._call, f"{self.optimizer} applied gradients that are still scaled", write)
+
+    def _asks(self, method: str) -> bool:
+        calls = self._source.methods(method)
+        return any(dotted(call.func) == f"{self.optimizer}.{method}" for call in calls)
 
     def _is_scaled(self, name: str) -> bool:
         return any(self._scales(a.value) for a in self._source.assigns(name) if self._source.scope(a) is self.scope)

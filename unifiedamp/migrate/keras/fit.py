@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import libcst as cst
 
-from ..nodes import argument, dotted, keywords, literal, parameters
+from ..nodes import argument, assigned, dotted, keywords, literal, parameters, walk
 from ..sessions import binds
 from ..source import Source
 from ..work import Work
@@ -80,12 +80,32 @@ def _prepare(work: Work, stages: Stages, call: cst.Call, model: str) -> None:
     amp, session = stages.session(call, model)
     lines = [] if named else [f"{optimizer} = {_made(source, given)}"]
     lines += [] if session is None else [session]
+    lines += _built_after(work, call, model, amp)
     kept = model if binds(source, scope, model) else "_"
     lines.append(f"{kept}, {optimizer} = {amp}.prepare({model}, {made})")
     for line in lines:
         edits.before(statement, line)
     if not own:
         edits.expression(given, optimizer)
+
+
+def _built_after(work: Work, call: cst.Call, model: str, amp: str) -> list[str]:
+    """Move ``model.build(...)`` from behind ``compile`` before it: what is prepared has variables."""
+    source, statement = work.source, work.source.statement(call)
+    behind = source.after(statement)
+    builds = [c for c in source.methods("build") if dotted(c.func) == f"{model}.build" and source.is_alone(c)]
+    place = next((s for s in behind if any(source.statement(c) is s for c in builds)), None)
+    if place is None:
+        return []
+    between = behind[: behind.index(place)]
+    if any(isinstance(n, cst.Call) and dotted(n.func) in map(f"{model}.{{}}".format, _TRAINS)
+           for s in between for n in walk(s)):  # fmt: skip
+        return []  # it has its variables by then
+    needed = {dotted(n) for n in walk(place) if isinstance(n, cst.Name | cst.Attribute)}
+    if any(assigned(s) & needed for s in between):
+        raise work.stop(place, f"{model} is built after it is compiled", f"call {model}.build(...) before compile")
+    work.edits.statement(place)
+    return [f"with {amp}.scope():\n    {source.code(place).strip()}"]
 
 
 def _is_made(source: Source, given: cst.BaseExpression, call: cst.Call) -> bool:

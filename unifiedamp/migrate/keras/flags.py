@@ -50,9 +50,10 @@ def is_float32(source: Source, call: cst.Call) -> bool:
     given = call.args[0].value if call.args else None
     inner = given.args[0].value if isinstance(given, cst.Call) and given.args else given
     if isinstance(inner, cst.Name):
-        block = source.block(source.statement(call))
-        values = [a.value for a in source.assigns(inner.value) if source.block(source.statement(a)) is block]
-        made = values[0] if len(values) == 1 else None
+        before = [a for a in source.assigns(inner.value) if source.scope(a) is source.scope(call)]
+        before = [a for a in before if source.order[a] < source.order[call]]
+        beside = bool(before) and source.in_block(call, source.block(source.statement(before[-1]))) is not None
+        made = before[-1].value if beside else None
         inner = made.args[0].value if isinstance(made, cst.Call) and made.args else made
     return literal(inner) in ("float32", "float64")
 

@@ -142,10 +142,21 @@ def _compiles(source: Source, function: cst.FunctionDef, optimizer: str) -> Iter
     own = [one for one in body if isinstance(one, cst.FunctionDef) and one.name.value == "compile"]
     for method in own if optimizer == "self.optimizer" else ():
         calls = [call for call in source.methods("compile") if source.scope(call) is method]
-        given = [argument(call, "optimizer", 0) for call in calls]
-        if not any(one is not None and dotted(one) in parameters(method) for one in given):
+        if not any(_passes_optimizer(call, method) for call in calls):
             what = f"{source.code(owner.name)}.compile" if owner is not None else "compile"
             yield method, f"{what} passes no optimizer to Keras's, which makes one", "`super().compile(optimizer)`"
+
+
+def _passes_optimizer(call: cst.Call, method: cst.FunctionDef) -> bool:
+    """Whether a call hands on the optimizer that a method is given: by its name, or with all that it is given."""
+    given, params = argument(call, "optimizer", 0), method.params
+    if given is not None:
+        return dotted(given) in parameters(method)
+    placed = [*params.posonly_params, *params.params][1:]
+    stars = {"*": params.star_arg, "**": params.star_kwarg}
+    taken = {star: one.name.value for star, one in stars.items() if isinstance(one, cst.Param)}
+    starred = [arg.star for arg in call.args if arg.star and taken.get(arg.star) == dotted(arg.value)]
+    return ("**" in starred and "optimizer" not in parameters(method)) or ("*" in starred and not placed)
 
 
 def _tests(source: Source, function: cst.FunctionDef, optimizer: str) -> Iterator[Problem]:

@@ -74,10 +74,21 @@ def _read(work: Work, call: cst.Call) -> Loop:
     apply, statement = source.statement(call), source.statement(gradient)
     if statement is apply:
         raise chain.stop(call, "take the gradients on a separate line and run migrate again")
+    if _decisions(source, call) != _decisions(source, gradient):
+        what = f"{chain.optimizer} applies gradients at times, and drops those of the other batches"
+        raise work.stop(call, what, "take the gradients under the same condition, or accumulate: accumulate_steps=...")
     chain.removed = [each for each in chain.removed if each is not statement]
     unscaled = chain.loss(loss)
+    chain.check_scaled(loss, unscaled)
     chain.check_uses(statement)
     return Loop(apply, chain.optimizer, statement, unscaled, tape, with_, model, chain.clips, chain.removed)
+
+
+def _decisions(source: Source, node: cst.CSTNode) -> list[cst.CSTNode]:
+    """Return what decides in a function whether, or how often, a node is run."""
+    kinds = cst.If | cst.Else | cst.For | cst.While | cst.Try | cst.ExceptHandler
+    scope = source.scope(node)
+    return [one for one in source.above(node) if isinstance(one, kinds) and source.scope(one) is scope]
 
 
 def _model(source: Source, chain: Chain, over: cst.BaseExpression) -> str:

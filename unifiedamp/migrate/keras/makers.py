@@ -44,25 +44,33 @@ def handed_in(source: Source, model: str, scope: cst.CSTNode) -> list[tuple[str,
     return found
 
 
-def check_built(work: Work, model: str, assign: cst.Assign, value: cst.Call) -> None:
+def check_built(work: Work, model: str, assign: cst.Assign, value: cst.Call, use: cst.CSTNode) -> None:
     """Block on a model that has no variables when it is prepared: a Sequential without an input shape, or a subclassed
-    model, that nothing builds. Note a model of which this cannot be seen.
+    model, that nothing builds before its ``use``. Note a model of which this cannot be seen.
     """
     source = work.source
     _refuse_scaling(work, model, value)
-    if _built_later(source, model):
+    if _is_built(work, model, assign, use):
         return
     returned = _returned(source, value)
     if any(_has_variables(source, each, model) is False for each in returned):
         what = f"{model} has no variables before its first batch, so no optimizer can be prepared for it"
-        write = f"give its first layer an input shape, or call {model}.build(...) before compile"
+        write = f"give its first layer an input shape, or call {model}.build(...) before it is compiled or trained"
         work.block(assign, what, write)
+    unseen = [layer for each in returned if (layer := _unseen_layer(source, each, model)) is not None]
     here = {*source.functions(), *(one.name.value for one in source.of(cst.ClassDef))}
-    if returned in ([], [value]) and source.meaning(value.func).rpartition(".")[2] not in here:
-        name = source.meaning(value.func)
-        if not _is_keras(name) and not name.endswith(("Model", "load_model")):
-            note = f"if that model has no variables yet, call {model}.build(...) before amp.prepare"
-            work.note(assign, f"{model} is made by {dotted(value.func) or 'an expression'}, outside this file", note)
+    name = source.meaning(value.func)
+    if unseen:
+        _note_unseen(work, model, assign, f"the first layer of {model} is made by {dotted(unseen[0].func)}")
+        return
+    known = name.rpartition(".")[2] in here or _is_keras(name) or name.endswith(("Model", "load_model"))
+    if returned in ([], [value]) and not known:
+        _note_unseen(work, model, assign, f"{model} is made by {dotted(value.func) or 'an expression'}")
+
+
+def _note_unseen(work: Work, model: str, assign: cst.Assign, what: str) -> None:
+    note = f"if that model has no variables yet, call {model}.build(...) before amp.prepare"
+    work.note(assign, f"{what}, outside this file", note)
 
 
 def _refuse_scaling(work: Work, model: str, value: cst.Call) -> None:
@@ -84,7 +92,7 @@ def check_models(work: Work, models: Mapping[str, cst.CSTNode]) -> None:
     for model, use in models.items():
         for assign in makers_of(work.source, model, work.source.scope(use)):
             if isinstance(assign.value, cst.Call):
-                check_built(work, model, assign, assign.value)
+                check_built(work, model, assign, assign.value, use)
 
 
 def _declared(source: Source, name: str, assign: cst.Assign) -> bool:
@@ -106,10 +114,29 @@ def _unpacked(source: Source, model: str) -> list[cst.Assign]:
     return found
 
 
-def _built_later(source: Source, model: str) -> bool:
+def _is_built(work: Work, model: str, assign: cst.Assign, use: cst.CSTNode) -> bool:
+    """Whether something builds a model before it is prepared."""
+    source = work.source
     builds = [c for c in source.methods("build") if dotted(c.func) == f"{model}.build"]
-    calls = [c for c in source.of(cst.Call) if dotted(c.func) == model]
-    return bool(builds or calls)
+    elsewhere = [c for c in builds if source.scope(c) not in (source.scope(assign), source.scope(use))]
+    moved = [c for c in builds if source.statement(c) in work.edits.lines]
+    return bool(elsewhere or moved or built_by(source, model, assign, use))
+
+
+def built_by(source: Source, model: str, assign: cst.Assign, use: cst.CSTNode) -> list[cst.Call]:
+    """Return the calls that give a model its variables, between the line that makes it and its training."""
+    scope, block = source.scope(assign), source.block(source.statement(assign))
+    calls = [c for c in source.of(cst.Call) if dotted(c.func) in (model, f"{model}.build")]
+    if source.scope(use) is not scope and not source.inside(use, scope):
+        calls = [c for c in source.methods("build") if c in calls]  # a model is called for many reasons
+    after = [s for s in source.after(source.statement(assign)) if not isinstance(s, cst.FunctionDef | cst.ClassDef)]
+    ends = [s for s in after if isinstance(s, cst.For | cst.While) or source.inside(use, s)]
+    last = min(map(source.order.__getitem__, ends), default=len(source.nodes))
+    calls = [c for c in calls if source.block(source.statement(c)) is block and source.order[c] < last]
+    if source.scope(use) is not scope:
+        return calls
+    here = [c for c in source.methods("build") if dotted(c.func) == f"{model}.build" and source.scope(c) is scope]
+    return calls + [c for c in here if source.order[c] < source.order[use] and c not in calls]
 
 
 def _returned(source: Source, value: cst.Call, depth: int = 3) -> list[cst.Call]:
@@ -151,6 +178,18 @@ def _first_layer(source: Source, value: cst.Call, model: str) -> cst.BaseExpress
     adds = [c for c in source.methods("add") if dotted(c.func) == f"{name}.add" and c.args]
     adds = [c for c in adds if source.scope(c) is source.scope(value) and source.order[c] > source.order[value]]
     return adds[0].args[0].value if adds else None
+
+
+def _unseen_layer(source: Source, value: cst.Call, model: str) -> cst.Call | None:
+    """Return the call of another module that makes a Sequential's first layer, of which no shape is seen."""
+    if source.meaning(value.func).rpartition(".")[2] != "Sequential":
+        return None
+    layer = _first_layer(source, value, model)
+    assigns = source.assigns(dotted(layer)) if layer is not None and dotted(layer) else []
+    layer = assigns[0].value if len(assigns) == 1 else layer
+    if not isinstance(layer, cst.Call) or _has_shape(source, layer) is not None:
+        return None
+    return layer if dotted(layer.func).partition(".")[0] in source.imports else None
 
 
 def _has_shape(source: Source, layer: cst.BaseExpression) -> bool | None:

@@ -10,7 +10,7 @@ import libcst as cst
 from ..nodes import assigned, dotted, walk
 from ..source import Source, Statement
 from ..work import Work
-from .makers import check_built, handed_in, makers_of
+from .makers import built_by, check_built, handed_in, makers_of
 from .start import Start
 
 
@@ -48,8 +48,8 @@ def scope_models(work: Work, start: Start, trained: Trained) -> None:
             if isinstance(assign.value, cst.Name | cst.Attribute):
                 waiting.append((dotted(assign.value), work.source.scope(assign), assign))
             elif isinstance(assign.value, cst.Call):
-                check_built(work, model, assign, assign.value)
-                _scope(work, start, trained, model, assign)
+                check_built(work, model, assign, assign.value, use)
+                _scope(work, start, trained, model, assign, use)
             else:
                 work.block(assign, f"{model} comes out of an expression", "make it in `with amp.scope():`")
 
@@ -81,7 +81,7 @@ def additions(source: Source, model: str, scope: cst.CSTNode) -> list[cst.Call]:
     return [c for c in calls if dotted(c.func).rpartition(".")[0] == model and source.scope(c) is scope]
 
 
-def _scope(work: Work, start: Start, trained: Trained, model: str, assign: cst.Assign) -> None:
+def _scope(work: Work, start: Start, trained: Trained, model: str, assign: cst.Assign, use: cst.CSTNode) -> None:
     source = work.source
     early = source.order[assign] < source.order[start.call]
     if early and source.scope(assign) is source.scope(start.call):
@@ -92,10 +92,12 @@ def _scope(work: Work, start: Start, trained: Trained, model: str, assign: cst.A
     if source.scope(assign) is source.scope(start.call) and not _in_reach(source, start.call, assign):
         return  # a branch without the policy: its model was never a mixed one
     body = [s for s in block.body if isinstance(s, Statement)]
-    adds = filter(None, (source.in_block(call, block) for call in additions(source, model, source.scope(assign))))
+    calls = [*additions(source, model, source.scope(assign)), *built_by(source, model, assign, use)]
+    calls = [call for call in calls if source.statement(call) not in work.edits.lines]  # moved before compile
+    adds = [each for each in (source.in_block(call, block) for call in calls) if each is not None]
     last = max([body.index(statement), *(body.index(each) for each in adds)])
     last = max(last, _beside(body, body.index(statement), assign))
-    first = _first_layer(source, start, body, body.index(statement))
+    first = _first_layer(source, start, body, body.index(statement), adds)
     trained.users.append(statement)
     work.edits.wrap(body[first], body[last], f"with {work.names.amp}.scope():")
 
@@ -130,9 +132,9 @@ def _in_reach(source: Source, made: cst.CSTNode, node: cst.CSTNode) -> bool:
     return True
 
 
-def _first_layer(source: Source, start: Start, body: Sequence[Statement], index: int) -> int:
-    """Return the first of the statements that make the layers of the model made at ``index``."""
-    first, needed = index, _names(body[index])
+def _first_layer(source: Source, start: Start, body: Sequence[Statement], index: int, adds: Sequence[Statement]) -> int:
+    """Return the first of the statements that make the layers of the model made at ``index``, those added later too."""
+    first, needed = index, {name for one in (body[index], *adds) for name in _names(one)}
     for place in range(index - 1, -1, -1):
         if source.inside(start.call, body[place]):
             break

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import libcst as cst
 
 from ..flags import WHEN
@@ -10,6 +12,7 @@ from ..report import CannotMigrate
 from ..sessions import session_line
 from ..source import Statement
 from ..work import Work
+from .chosen import choice_of, drop_unused, makes_policy, value_of
 from .flags import is_float32, puts_back
 from .scales import dynamic_scale, experimental_scale, quoted, wrapper_scale
 from .words import POLICY, REWRITE, VALUE, WRAPPER, calls_of
@@ -36,11 +39,24 @@ class Start:
         if not starts:
             raise _no_start(work)
         if len(starts) > 1:
-            lines = ", ".join(str(work.source.line(call)) for call in starts)
-            work.block(starts[1], f"the policy is set {len(starts)} times (lines {lines})",
-                       'make a session for each policy: `ua.Amp("tensorflow", policy=...)`')  # fmt: skip
+            work.block(starts[1], *_several(work, starts, rewrites))
         self.call, self.rewrites = starts[0], bool(rewrites)
         self.settings: dict[str, str | None] = {}
+
+
+def _several(work: Work, starts: Sequence[cst.Call], rewrites: Sequence[cst.Call]) -> tuple[str, str]:
+    """Return why several calls that turn mixed precision on cannot become one session, and what to write."""
+    source, lines = work.source, ", ".join(str(work.source.line(call)) for call in starts)
+    times = f"{len(starts)} times (lines {lines})"
+    if len(rewrites) == len(starts):
+        what = f"the graph rewrite, which is one for the whole process, is turned on {times}"
+        return what, "make one session with mode=graph_rewrite, and prepare each model with its optimizer"
+    scopes = {source.scope(call) for call in starts}
+    same = len({source.code(call.args[0].value) for call in starts if call.args}) == 1
+    if same and len(scopes) == len(starts) and source.module not in scopes:
+        what = f"one policy is set in {len(starts)} functions (lines {lines})"
+        return what, "make a session in each of them that trains a model of its own, or one session before them"
+    return f"the policy is set {times}", 'make a session for each policy: `ua.Amp("tensorflow", policy=...)`'
 
 
 def make_session(work: Work, start: Start) -> None:
@@ -87,12 +103,14 @@ def _try_around(work: Work, statement: Statement) -> Statement | None:
 def _behind_flag(work: Work, call: cst.Call, policy: str, scale: str | None) -> tuple[str, str | None]:
     """Return policy and loss scale as a flag chooses them; without it float32, and nothing is scaled."""
     when = argument(call, WHEN)
-    chosen = _chosen(work, call)
+    chosen = choice_of(work.source, call)
     if when is None and chosen is None:
         return policy, scale
-    flag = work.source.code(when) if when is not None else chosen[1] if chosen is not None else ""
+    flag = work.source.code(when) if when is not None else chosen.flag if chosen is not None else ""
     if when is not None and not isinstance(when, cst.IfExp | cst.Lambda | cst.NamedExpr):
         flag = flag[1:-1]  # the brackets of flags.py
+    if when is not None and chosen is not None and chosen.flag != flag:
+        raise work.stop(call, f"the policy depends on {chosen.flag}, and on {flag}", "let one flag decide")
     return f'{policy} if {flag} else "float32"', None if scale is None else f'{scale} if {flag} else "none"'
 
 
@@ -112,49 +130,22 @@ def _policy(work: Work, call: cst.Call) -> tuple[str, str | None]:
     given = plain[0].value if len(plain) == 1 else None
     if given is None or not source.is_alone(call):
         raise work.stop(call, source.code(call), '`amp = ua.Amp("tensorflow", policy=...)`')
-    value = _value(work, given)
-    chosen = _chosen(work, call)
+    chosen = choice_of(source, call)
     if chosen is not None:
-        return chosen[0], None
+        drop_unused(work, given, chosen.made)
+        return chosen.policy, None
+    value = value_of(source, given)
     if isinstance(value, cst.Call) and VALUE.fullmatch(source.meaning(value.func)):
         named = argument(value, "name", 0)
         scale = argument(value, "loss_scale", 1)
-        if isinstance(literal(named), str):
-            _drop_unused(work, given)
+        if isinstance(literal(named), str) or (named is not None and dotted(named)):
+            drop_unused(work, given, ())
             return quoted(source, named), None if scale is None else experimental_scale(source, work.names, scale)
     if not isinstance(literal(value), str) and value is not given:
         value = given
-    if isinstance(literal(value), str) or dotted(given):
+    if isinstance(literal(value), str) or (dotted(given) and not makes_policy(source, given)):
         return quoted(source, value), None
     raise work.stop(call, f"the policy {source.code(given)}", 'name it: policy="mixed_float16"')
-
-
-def _chosen(work: Work, call: cst.Call) -> tuple[str, str] | None:
-    """Return policy and flag of ``"mixed_float16" if flag else "float32"``."""
-    value = _value(work, call.args[0].value) if call.args else None
-    if isinstance(value, cst.Call) and VALUE.fullmatch(work.source.meaning(value.func)) and value.args:
-        value = _value(work, value.args[0].value)
-    if not isinstance(value, cst.IfExp):
-        return None
-    names, flag = (literal(value.body), literal(value.orelse)), work.source.code(value.test)
-    if isinstance(names[0], str) and names[1] == "float32":
-        return f'"{names[0]}"', flag
-    if isinstance(names[1], str) and names[0] == "float32":
-        return f'"{names[1]}"', f"not ({flag})"
-    return None
-
-
-def _value(work: Work, node: cst.BaseExpression) -> cst.BaseExpression:
-    """Return what a variable was assigned, once."""
-    assigns = work.source.assigns(dotted(node)) if dotted(node) else []
-    return assigns[0].value if len(assigns) == 1 else node
-
-
-def _drop_unused(work: Work, policy: cst.BaseExpression) -> None:
-    """Remove the line that makes a Keras policy which nothing else looks at."""
-    assigns = work.source.assigns(dotted(policy)) if dotted(policy) else []
-    if len(assigns) == 1 and len(work.source.uses(dotted(policy))) == 2:
-        work.edits.statement(work.source.statement(assigns[0]))
 
 
 def _rewrite(work: Work, call: cst.Call) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from ..sessions import behind, prepare_in
 from ..source import Statement
 from ..work import Work
 from .loops import Loop
+from .makers import built_by
 from .scopes import Trained, additions
 from .start import Start
 
@@ -84,7 +85,8 @@ def _place(work: Work, start: Start, loop: Loop) -> Statement:
     (scope,) = scopes
     here = [assign for assign in models if source.scope(assign) is scope]
     late = [start.call] if source.scope(start.call) is scope else []
-    others = [*optimizers, *here, *late, *additions(source, loop.model, scope)]
+    built = [call for assign in here for call in built_by(source, loop.model, assign, loop.apply)]
+    others = [*optimizers, *here, *late, *additions(source, loop.model, scope), *built]
     return behind(source, source.statement(optimizers[-1]), others)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import libcst as cst
 
-from ..sessions import share
+from ..sessions import free_name, share
 from ..source import Source
 from ..work import Work
 from .flags import without_flags
+from .limits import limits
 from .loss import rewrite_loss
 from .session import make_session, prepare
 from .steps import rewrite_steps
@@ -29,6 +31,7 @@ def plan(work: Work) -> None:
     Raises:
         CannotMigrate: the calls must stay as they are.
     """
+    work.names = replace(work.names, amp=free_name(work.source, work.names.amp))
     starts, prepared, scales = (calls_of(work.source, name) for name in ("init", "init_trainer", "scale_loss"))
     _refuse_unknown(work)
     if len(starts) != 1:
@@ -44,6 +47,7 @@ def plan(work: Work) -> None:
     if len(starts) != 1 and not work.blockers:
         return
     _rewrite(work, starts, prepared, scales)
+    work.blockers += limits(work.source, work.blockers) if work.blockers and not work.source.files else []
     work.decide()
     share(work, starts[0], [*prepared, *scales])
 

@@ -11,13 +11,14 @@ from ..check.facts import Facts
 from ..check.rejected import unfinished_windows
 from ..nodes import dotted, walk
 from ..source import Source
+from .limits import scalers
 
 _BARE = ("step", "update", "allreduce_grads")
 
 
 def check(source: Source, path: str) -> list[Reason]:  # noqa: ARG001
     """Return (line, reason) for each thing in the migrated file that would train wrong or stop."""
-    return [*unbound_sessions(source), *_bare(source), *_scalers(source), *_records(source), *_windows(source)]
+    return [*unbound_sessions(source), *_bare(source), *scalers(source), *_records(source), *_windows(source)]
 
 
 def _prepared(source: Source) -> tuple[set[str], set[str]]:
@@ -37,12 +38,6 @@ def _bare(source: Source) -> Iterator[Reason]:
             owner = dotted(call.func).rpartition(".")[0]
             if owner in trainers:
                 yield source.line(call), f"{owner}.{name}() is left bare: amp.step({owner}) must take its place"
-
-
-def _scalers(source: Source) -> Iterator[Reason]:
-    for node in source.of(cst.Attribute):
-        if node.attr.value in ("_amp_loss_scaler", "_amp_original_scale"):
-            yield source.line(node), f"{dotted(node)} is MXNet's own scaler: give ua.Amp its loss_scale"
 
 
 def _records(source: Source) -> Iterator[Reason]:

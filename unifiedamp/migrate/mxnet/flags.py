@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ..flags import Old, backward_only, fold
-from ..report import Finding
+from ..report import CannotMigrate, Finding
 from ..source import Source
+from .limits import limits
 from .words import calls_of
 
 
@@ -16,13 +17,14 @@ def without_flags(source: Source) -> tuple[bytes, list[Finding]]:
     """
     starts, trainers = set(calls_of(source, "init")), set(calls_of(source, "init_trainer"))
     loop = {*calls_of(source, "scale_loss"), *calls_of(source, "unscale")}
-    return fold(
-        source,
-        Old(
-            start=lambda call: call in starts,
-            setup=lambda call: call in trainers,
-            loop=lambda call: call in loop,
-            plain=lambda _body, other: not other or backward_only(source, other),
-            off=lambda _statement: False,
-        ),
+    old = Old(
+        start=lambda call: call in starts,
+        setup=lambda call: call in trainers,
+        loop=lambda call: call in loop,
+        plain=lambda _body, other: not other or backward_only(source, other),
+        off=lambda _statement: False,
     )
+    try:
+        return fold(source, old)
+    except CannotMigrate as error:
+        raise CannotMigrate(*sorted([*error.findings, *limits(source, error.findings)])) from None
