@@ -57,7 +57,7 @@ class Chain:
                 return self.gradient(node.args[0].value)
             if method[2] == "gradient" and method[0]:
                 return node
-            if method[2] == "get_unscaled_gradients" and method[0]:
+            if method[2] == "get_unscaled_gradients" and method[0] not in ("", self.optimizer):
                 what = f"{self.optimizer} applies gradients that {method[0]} unscales"
                 raise self._work.stop(node, what, f"scale the loss for both: amp.scale_loss(loss, [{method[0]}, ...])")
         raise self.stop(node, "edit gradients in `amp.gradients(optimizer)`, between amp.unscale and amp.step")
