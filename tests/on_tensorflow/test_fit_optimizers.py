@@ -208,7 +208,7 @@ def test_a_scaled_loss_that_a_step_has_used_vouches_for_no_gradients(accumulate)
 @pytest.mark.parametrize("second", SESSIONS)
 @pytest.mark.parametrize("first", SESSIONS)
 def test_a_model_that_another_session_trains_next(first, second, compiled):
-    """Fine-tuning in two stages: each session counts the steps of its own optimizer, and neither warns."""
+    """Fine-tuning in two stages: each session counts the steps of the optimizer it prepared, and neither warns."""
     sessions = [ua.Amp("tensorflow", **options | {"policy": "float32"}) for options in (first, second)]
     steps = [2 // options.get("accumulate_steps", 1) for options in (first, second)]
     model, optimizers = mlp(), []

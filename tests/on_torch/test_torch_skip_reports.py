@@ -1,4 +1,4 @@
-"""What is told of a skipped step that nobody looked at: kept on the device, also by captured steps."""
+"""Reports on the last skipped step, kept on the device without synchronizing, in eager and captured steps."""
 
 import pytest
 import torch

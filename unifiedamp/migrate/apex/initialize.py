@@ -46,7 +46,7 @@ class _Prepare(NamedTuple):
     objects: Sequence[str] = ()
 
     def beside(self, amp: str, bound: set[str]) -> str:
-        """Return the line for another branch, which gives the variables in ``bound`` objects of its own."""
+        """Return the line for another branch, which assigns other objects to the variables in ``bound``."""
         if not bound & set(self.into):
             return self.bare
         named = [name if name in bound else code for name, code in zip(self.into, self.objects, strict=True)]
@@ -175,7 +175,7 @@ def _apart(
     optimizers: Sequence[str],
     place: str,
 ) -> bool:
-    """Whether branches without AMP make objects of their own, so that each branch prepares its objects."""
+    """Whether branches without AMP make other objects, so that each branch prepares its objects."""
     named = {name for name, code in zip(prepare.into, prepare.objects, strict=True) if name != code}
     wanted = named | (set(optimizers) if place == "before" else set())
     return any(guard.beside(source, statement) & wanted for guard in chain)

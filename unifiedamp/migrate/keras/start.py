@@ -55,7 +55,7 @@ def _several(work: Work, starts: Sequence[cst.Call], rewrites: Sequence[cst.Call
     same = len({source.code(call.args[0].value) for call in starts if call.args}) == 1
     if same and len(scopes) == len(starts) and source.module not in scopes:
         what = f"one policy is set in {len(starts)} functions (lines {lines})"
-        return what, "make a session in each of them that trains a model of its own, or one session before them"
+        return what, "make a session in each function that trains another model, or one session before them"
     return f"the policy is set {times}", 'make a session for each policy: `ua.Amp("tensorflow", policy=...)`'
 
 

@@ -18,7 +18,7 @@ _UNCAST = {
     "get_scale", "item", "detach", "cpu", "size", "print", "append", "len", "format", "range", "isinstance", "int",
     "set_postfix", "set_description", "add_scalar", "write", "info", "get_last_lr", "synchronize",
 }  # fmt: skip
-# Calls of tensors and numbers: no model computes in them, so a region of their own is as good.
+# Calls of tensors and numbers: no model computes in them, so a separate region is as good.
 _OF_TENSORS = {
     "argmax", "argmin", "max", "min", "topk", "mean", "sum", "abs", "round", "eq", "ne", "gt", "lt", "ge", "le",
     "float", "long", "bool", "softmax", "sigmoid", "view", "reshape", "squeeze", "unsqueeze", "expand_as", "t", "numel",
@@ -40,7 +40,7 @@ def ended_before_backward(source: Source) -> tuple[bytes, list[Finding]]:
 
 def _end(source: Source, with_: cst.With) -> slice | None:
     """Return the statements, of a region, that may stand behind it; None where they are to stay. What comes behind them
-    goes into a region of its own.
+    goes into a separate region.
 
     A model that computes in the region again, behind the step, stays a matter of the user's: there, a region computes
     with the copies of the weights that it made before the step.
@@ -71,7 +71,7 @@ def _is_uncast(statement: cst.CSTNode) -> bool:
 
 
 def _is_apart(statement: cst.CSTNode) -> bool:
-    """Whether a statement may have a region of its own: it neither trains nor computes with a model."""
+    """Whether a statement may have a separate region: it neither trains nor computes with a model."""
     opaque = any(isinstance(one, _OPAQUE) for one in walk(statement))
     return not opaque and _called(statement) <= (_UNCAST - _TRAIN) | _OF_TENSORS
 

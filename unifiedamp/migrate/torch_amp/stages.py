@@ -16,7 +16,7 @@ _LOOPS = (cst.For, cst.While)
 
 
 class Stages:
-    """The lines of one function that make optimizers for trainings of their own.
+    """The lines of one function that make optimizers for separate stages of training.
 
     Args:
         work: the file.

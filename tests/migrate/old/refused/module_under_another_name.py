@@ -1,4 +1,4 @@
-"""A trainer keeps what its setup returns: model, optimizer and Apex's module, under a name of its own."""
+"""A trainer keeps what its setup returns: model, optimizer, and Apex's module under another name."""
 
 import torch
 from apex import amp

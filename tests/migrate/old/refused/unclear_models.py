@@ -1,4 +1,4 @@
-"""Generator and discriminator are parameters with names of their own: which optimizer trains which is not said."""
+"""Generator and discriminator are parameters: nothing says which optimizer trains which."""
 
 import torch
 
