@@ -71,3 +71,24 @@ def test_refused_for_its_true_reasons(name):
             found[one.line] = f"{found.get(one.line, '')} {one.what}"
     assert set(found) == set(WANTED[name])
     assert {line: found[line] for line, what in WANTED[name].items() if what not in found[line]} == {}
+
+
+def test_a_cast_of_a_model_that_was_moved_in_the_call_is_refused_too():
+    done = migrated(
+        """import torch
+from apex import amp
+
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.Adam(model.parameters())
+model, optimizer = amp.initialize(model.cpu(), optimizer, opt_level="O1")
+for x, y in [(torch.ones(3, 4), torch.ones(3, 2))] * 2:
+    loss = (model(x) - y).square().mean()
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    optimizer.step()
+    model.half()
+"""
+    )
+    (found,) = [one for one in done.findings if one.blocks]
+    assert found.line == 12
+    assert "model.half() casts a prepared model" in found.what

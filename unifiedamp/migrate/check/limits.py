@@ -95,7 +95,7 @@ def remade(facts: Facts) -> Iterator[Problem]:
 def remade_here(facts: Facts) -> Iterator[Problem]:
     """An optimizer that a function prepares, and makes anew behind that, is prepared again."""
     source, order = facts.source, facts.source.order
-    calls = [(call, facts.aliases.key(arg.value)) for call in facts.calls("prepare") for arg in call.args]
+    calls = [(call, facts.aliases.key(one)) for call in facts.calls("prepare") for one in prepared_by(call)]
     for node, target in _made_alone(source):
         key = facts.aliases.key(target)
         mine = [call for call, its in calls if its == key and source.scope(call) is source.scope(node)]

@@ -9,7 +9,7 @@ import libcst as cst
 from ..training.aliases import Key
 from ..training.regions import prefixes
 from ..training.values import peeled
-from .facts import Facts
+from .facts import Facts, prepared_by
 
 Problem = tuple[cst.CSTNode, str, str]
 _DTYPES = {f"torch.{name}" for name in ("float16", "half", "bfloat16", "double", "float64")}
@@ -26,7 +26,7 @@ def recast(facts: Facts) -> Iterator[Problem]:
 
 
 def _prepared(facts: Facts) -> set[Key | None]:
-    groups = {facts.aliases.of(arg.value) for call in facts.calls("prepare") for arg in call.args}
+    groups = {facts.aliases.of(one) for call in facts.calls("prepare") for one in prepared_by(call)}
     return groups - set(facts.optimizers) - {None}
 
 
