@@ -133,7 +133,7 @@ SECTIONS = {
         "Transformer blocks under `mixed_float8`, compared with `mixed_bfloat16`. The comparison of losses uses a "
         "fresh batch for each step; the lowest possible loss of the generated sequences is 1.3863. In the tables with "
         "losses, other work ran on the GPU, so their times say little. Steps of torchao's layers are compiled by "
-        "`torch.compile` and, unlike those of `mode=\"max\"`, not captured in a CUDA graph.",
+        '`torch.compile` and, unlike those of `mode="max"`, not captured in a CUDA graph.',
     ),
 }
 
