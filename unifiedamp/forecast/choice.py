@@ -45,17 +45,22 @@ class PolicyForecast:
         return {**found, "reason": self.reason} if self.reason else found
 
 
-def best_loss_scale(layers: Sequence[LayerTotals], max_error: float) -> float:
+def best_loss_scale(layers: Sequence[LayerTotals], gradients: Sequence[ScaledGradients], max_error: float) -> float:
     """Return the loss scale at which float16 gradients of the least work are hurt; of several the nearest to 2**16.
 
     2**16 is where ``DynamicLossScale`` begins. A layer is hurt where a gradient overflows, or its mean squared relative
     error is above ``max_error``.
+
+    Args:
+        layers: what was counted of each.
+        gradients: of each.
+        max_error: see above.
     """
-    gradients = [(each.work, ScaledGradients(each)) for each in layers]
     usual = SCALES.index(DynamicLossScale().initial_scale)
 
     def cost(place: int) -> tuple[int, int]:
-        return sum(work for work, each in gradients if each.hurt(place, max_error)), abs(place - usual)
+        hurt = (each.work for each, its in zip(layers, gradients, strict=True) if its.hurt(place, max_error))
+        return sum(hurt), abs(place - usual)
 
     return SCALES[min(range(len(SCALES)), key=cost)]
 

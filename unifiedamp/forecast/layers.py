@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ..backend.forecast import ALL_TENSORS, GRADIENTS, OPERANDS
 from ..formats import FLOAT_FORMATS
 from .losses import rounding
 from .scaled_formats import SCALED_FORMATS, ScaledFormat
-from .totals import LayerTotals, TensorTotals
+from .totals import LayerTotals, TensorTotals, rounding_of
 
 SCALES = tuple(2.0**power for power in range(25))
 """Loss scales that are looked at: those from 1 to the largest that ``DynamicLossScale`` grows to."""
@@ -100,10 +102,9 @@ class ScaledGradients:
         format = FLOAT_FORMATS["float16"]
         found = [totals.tensors[name] for name in GRADIENTS if name in totals.tensors]
         self.errors = [0.0] * len(SCALES)
-        for each in found:
-            rounded = each.rounding(format, SCALES)
-            shares = [float(error) / max(float(rounded.values), 1.0) for error in rounded.error]
-            self.errors = [max(a, b) for a, b in zip(self.errors, shares, strict=True)]
+        if found:
+            rounded = rounding_of(found, format, np.array(SCALES)[:, None])
+            self.errors = (rounded.error / np.maximum(rounded.values, 1.0)).max(-1).tolist()
         largest = max((each.largest for each in found), default=0.0)
         clean = [scale for scale in SCALES if largest * scale <= format.max]
         self.limit = max(clean, default=0.0)
@@ -118,21 +119,22 @@ class ScaledGradients:
 
 
 def layer_forecast(
-    totals: LayerTotals, loss_scale: float, max_error: float, formats: Sequence[str] = ()
+    totals: LayerTotals, gradients: ScaledGradients, loss_scale: float, max_error: float, formats: Sequence[str] = ()
 ) -> LayerForecast:
     """Return what each format would do to a layer.
 
     Args:
         totals: of the layer.
+        gradients: of the layer.
         loss_scale: of float16 gradients.
         max_error: the mean squared relative error that is accepted.
         formats: those of ``SCALED_FORMATS`` are looked at too.
     """
-    gradients = ScaledGradients(totals)
     names = [name for name in ALL_TENSORS if name in totals.tensors]
+    scales = [loss_scale if name in GRADIENTS else 1.0 for name in names]
     losses = {
-        "float16": [_loss(totals, name, "float16", loss_scale if name in GRADIENTS else 1.0) for name in names],
-        "bfloat16": [_loss(totals, name, "bfloat16", 1.0) for name in names],
+        "float16": _losses(totals, names, "float16", scales),
+        "bfloat16": _losses(totals, names, "bfloat16", 1.0),
     }
     for column, recipe in (("float8", "tensorwise"), ("float8 delayed", "delayed")):
         losses[column] = [_float8(name, totals.tensors[name].float8.get(recipe)) for name in names if name in OPERANDS]
@@ -146,9 +148,12 @@ def layer_forecast(
     )  # fmt: skip
 
 
-def _loss(totals: LayerTotals, name: str, format: str, scale: float) -> TensorLoss:
-    found = totals.tensors[name].rounding(FLOAT_FORMATS[format], scale)
-    return _shares(name, float(found.values), found.flushed, found.subnormal, found.overflow, found.error)
+def _losses(totals: LayerTotals, names: Sequence[str], format: str, scales: Any) -> list[TensorLoss]:
+    if not names:
+        return []
+    found = rounding_of([totals.tensors[name] for name in names], FLOAT_FORMATS[format], scales)
+    sums = zip(found.values, found.flushed, found.subnormal, found.overflow, found.error, strict=True)
+    return [_shares(name, *row) for name, row in zip(names, sums, strict=True)]
 
 
 def _float8(name: str, sums: list[float] | None) -> TensorLoss:
@@ -170,10 +175,9 @@ def _shares(name: str, values: float, *sums: Any) -> TensorLoss:
 def exponents(totals: TensorTotals) -> dict[int, float]:
     """Return power of two → share of the values that are not zero."""
     found: dict[int, float] = {}
-    for place, count in enumerate(totals.counts[1:].tolist(), 1):
-        if count:
-            power = place // 8 - 127 if place >= 8 else -127
-            found[power] = found.get(power, 0.0) + count
+    for place in (np.flatnonzero(totals.counts[1:]) + 1).tolist():
+        power = place // 8 - 127 if place >= 8 else -127
+        found[power] = found.get(power, 0.0) + float(totals.counts[place])
     there = math.fsum(found.values())
     return {power: count / there for power, count in found.items()}
 

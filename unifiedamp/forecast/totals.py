@@ -68,10 +68,6 @@ class TensorTotals:
             old = self.float8.get(recipe, [0.0] * len(_SUMS))
             self.float8[recipe] = [a + b for a, b in zip(old, found, strict=True)]
 
-    def rounding(self, format: FloatFormat, scale: Any = 1.0) -> Rounding:
-        """Return what rounding all values times ``scale`` to a format does."""
-        return rounding(self.counts, self.largest, format, scale)
-
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
         scaled = {name: {"counts": _sparse(each.counts), "largest": each.largest} for name, each in self.scaled.items()}
@@ -86,6 +82,12 @@ class TensorTotals:
         for name, each in saved["scaled"].items():
             found.scaled[name] = TensorCounts(_dense(each["counts"]), each["largest"])
         return found
+
+
+def rounding_of(tensors: Sequence[TensorTotals], format: FloatFormat, scale: Any) -> Rounding:
+    """Return what rounding all values of some tensors, of one or more, times ``scale`` to a format does to each."""
+    counts, largest = np.stack([each.counts for each in tensors]), np.array([each.largest for each in tensors])
+    return rounding(counts, largest, format, scale)
 
 
 def _sparse(counts: Any) -> dict[str, int]:

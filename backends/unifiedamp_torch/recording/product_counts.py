@@ -8,7 +8,7 @@ from unifiedamp.backend import forecast
 
 from ..device.kinds import traits
 from ..training.gradients import dense
-from .reductions import flat, largest
+from .reductions import flat
 
 TOGETHER = 2**24
 """Values that are counted at a time: what counting takes in memory, and what a float32 count holds exactly."""
@@ -32,15 +32,20 @@ class DeviceCounts:
             values = flat(dense(tensor.detach()))
             if inverse is not None:
                 values = values.float() * inverse.to(values.device)
-            for piece in values.split(TOGETHER):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-                found = _counted(piece)
-                self.counts = found if self.counts is None else self.counts + found
-            high = largest(values).float()
-            self.largest = high if self.largest is None else torch.maximum(self.largest, high)  # keeps nan
+            for piece in [values] if values.numel() <= TOGETHER else torch.split(values, TOGETHER):
+                self._add(*_counted(piece))
+
+    def _add(self, counts: torch.Tensor, largest: torch.Tensor) -> None:
+        if self.counts is None or self.largest is None:
+            self.counts, self.largest = counts, largest
+        else:
+            self.counts, self.largest = self.counts + counts, torch.maximum(self.largest, largest)  # keeps nan
 
 
-def _counted(values: torch.Tensor) -> torch.Tensor:
-    places = (values.float().view(torch.int32) & 0x7FFFFFFF) >> forecast.SHIFT
+def _counted(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return counts of the upper bits, and the largest magnitude, which has the largest bits: nan's, then inf's."""
+    bits = values.float().view(torch.int32) & 0x7FFFFFFF
+    places, largest = bits >> forecast.SHIFT, bits.amax().view(torch.float32)
     if not traits(values.device).bincount_waits:
-        return torch.bincount(places, minlength=forecast.PLACES)
-    return torch.histc(places, forecast.PLACES, 0, forecast.PLACES).long()
+        return torch.bincount(places, minlength=forecast.PLACES), largest
+    return torch.histc(places, forecast.PLACES, 0, forecast.PLACES).long(), largest
