@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,8 @@ FLOAT8 = {
     "gradient": FLOAT_FORMATS["float8_e5m2"],
 }
 """Operand → its float8 format."""
+TOGETHER = 256
+"""Operands that are rounded at a time."""
 _SUMS = ("values", "flushed", "subnormal", "overflow", "error")
 
 
@@ -135,30 +137,49 @@ class Totals:
     """All layers, by path, in the order in which they ran first."""
 
     def __init__(self, layers: Sequence[LayerTotals] = ()) -> None:
-        self.layers = {each.layer: each for each in layers}
+        self._layers = {each.layer: each for each in layers}
+        self._operands: dict[str, list[_Operand]] = {}
+
+    @property
+    def layers(self) -> dict[str, LayerTotals]:
+        """Path → totals of the layer."""
+        self._round()
+        return self._layers
 
     def add(self, seen: Sequence[ProductCounts]) -> None:
         """Add a step."""
-        operands: dict[str, list[tuple[TensorTotals, TensorCounts]]] = {}
         for one in seen:
-            layer = self.layers.setdefault(
+            layer = self._layers.setdefault(
                 one.layer, LayerTotals(one.layer, one.kind, one.float8, holds_layers=one.holds_layers)
             )
             layer.work += one.work
             for name, counts in one.tensors.items():
                 totals = layer.tensors.setdefault(name, TensorTotals())
                 if totals.add(counts) and name in FLOAT8:
-                    operands.setdefault(FLOAT8[name].name, []).append((totals, counts))
+                    operand = _Operand(totals, counts, totals.scales(counts.largest, FLOAT8[name]))
+                    self._operands.setdefault(FLOAT8[name].name, []).append(operand)
+        if sum(map(len, self._operands.values())) >= TOGETHER:
+            self._round()
+
+    def _round(self) -> None:
+        """Add what the steps lost in float8 to the totals of their tensors; for many at once it takes little longer."""
+        operands, self._operands = self._operands, {}
         for format, rows in operands.items():
             _add_float8(rows, FLOAT_FORMATS[format])
 
 
-def _add_float8(rows: Sequence[tuple[TensorTotals, TensorCounts]], format: FloatFormat) -> None:
-    """Add what a step loses in float8 to the totals of many tensors at once."""
-    scales = np.array([totals.scales(seen.largest, format) for totals, seen in rows])
-    counts, largest = np.stack([seen.counts for _, seen in rows]), np.array([seen.largest for _, seen in rows])
-    found = rounding(counts, largest, format, scales.T, saturate=True)
+class _Operand(NamedTuple):
+    """An operand of a float8 product in one step, and its scale under each recipe."""
+
+    totals: TensorTotals
+    seen: TensorCounts
+    scales: list[float]
+
+
+def _add_float8(rows: Sequence[_Operand], format: FloatFormat) -> None:
+    counts, largest = np.stack([each.seen.counts for each in rows]), np.array([each.seen.largest for each in rows])
+    found = rounding(counts, largest, format, np.array([each.scales for each in rows]).T, saturate=True)
     values = np.broadcast_to(found.values, found.error.shape)
     sums = np.stack([values, found.flushed, found.subnormal, found.overflow, found.error], -1)
-    for place, (totals, _) in enumerate(rows):
-        totals.add_float8(sums[:, place].tolist())
+    for place, each in enumerate(rows):
+        each.totals.add_float8(sums[:, place].tolist())
