@@ -64,7 +64,6 @@ def test_each_parameter_is_its_rounded_master(harness, form, policy):
         ]
 
 
-@pytest.mark.needs("master_weights")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_tiny_updates_are_lost_without(harness, form, policy):
     run = run_of(harness, form, policy, master_weights=False, loss_scale=None)
