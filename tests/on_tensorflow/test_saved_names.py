@@ -168,6 +168,19 @@ def test_weights_are_read_and_set_by_the_same_names(make, others):
     assert all(np.array_equal(weights[name], again[name]) for name in weights)
 
 
+def test_a_recording_names_weights_as_their_gradients(others):
+    """Or `unifiedamp diff` would compare one weight with another."""
+    others(), subclassed()
+    records = []
+    with run(subclassed, "float32") as trained, trained.amp.record(records.append, compare=True):
+        trained.train(1)
+    compared = records[1]["compare"]
+    assert len(compared["gradients"]) == 12
+    assert compared["gradients"].keys() == compared["before"].keys()
+    layers = {row["layer"] for row in compared["layers"]}
+    assert {name.rpartition(".")[0] for name in compared["before"] if not name.startswith("blocks")} <= layers
+
+
 def test_names_that_the_user_gave_stay():
     keras.layers.Dense(1)
     with run(lambda: named("fc_7", "dense", None, "fc_8"), "float32") as trained:
