@@ -41,12 +41,13 @@ def saved_names(models: Sequence[Model]) -> Names:
     layers = [layer for model in models for _, layer in walk(model)]
     automatic = {layer.name: found for layer in layers if (found := _automatic(layer)) is not None}
     names = _numbered_anew(automatic, {layer.name for layer in layers} - automatic.keys())
-    return {id(layer): names.get(layer.name, layer.name) for layer in layers} | _variable_names(models)
+    return {**{id(layer): names.get(layer.name, layer.name) for layer in layers}, **_variable_names(models)}
 
 
 def _variable_names(models: Sequence[Model]) -> Names:
     # Keras 2 does not number variables; those of Keras 3 alone have a path.
-    own = {id(found := native(v)): weight_name(found) for each in models for v in each.weights if hasattr(v, "path")}
+    variables = [native(each) for model in models for each in model.weights if hasattr(each, "path")]
+    own = {id(each): weight_name(each) for each in variables}
     numbers = {name: found for name in own.values() if (found := re.fullmatch(r"variable(?:_(\d+))?", name))}
     names = _numbered_anew({name: ("variable", int(found[1] or 0)) for name, found in numbers.items()}, set())
     return {key: names[name] for key, name in own.items() if name in names}
