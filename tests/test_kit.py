@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -46,6 +47,36 @@ plugins.register("judged", sys.modules[__name__])
 '''
 BROKEN = "test_rules.py::test_finiteness_is_decided_before_clipping[judged-eager]"
 WORKING = "test_rules.py::test_hysteresis[judged-eager]"
+SAMPLED = """
+import pytest
+
+tried = []
+six = pytest.mark.parametrize("place", range(6))
+undeclared = pytest.mark.needs("accumulation")
+
+@six
+def test_sampled_third(harness, place):
+    tried.append(place)
+    if len(tried) < 3:
+        pytest.skip("not this one")
+
+@six
+def test_sampled_fails(harness, place):
+    assert not place + 1
+
+@pytest.mark.parametrize("place", [pytest.param(0, marks=undeclared), pytest.param(1, marks=undeclared), 2])
+def test_sampled_declared(harness, place):
+    pass
+
+@undeclared
+@six
+def test_sampled_undeclared(harness, place):
+    assert not place + 1
+
+@six
+def test_sampled_none(harness, place):
+    pytest.skip("none of them")
+"""
 
 
 @pytest.fixture
@@ -126,6 +157,22 @@ def test_one_case_of_each_test_runs_in_a_form_that_is_sampled(judge):
     others = [line.partition("[")[0] for line in every if line not in fewer]
     assert len(set(others)) > 100
     assert all(others.count(name) <= 2 for name in others)  # once in the other form, once in none
+
+
+def test_where_the_case_of_a_sample_does_not_run_another_one_does(judge, tmp_path):
+    (tmp_path / "test_sampled.py").write_text(SAMPLED)
+    options = ("test_sampled.py", "--amp-sample", "any", "-vv", "-n", "1")
+    done, _ = judge(only="test_sampled", options=options)
+    found = {}
+    for outcome, name in re.findall(r"%\] (\w+) test_sampled\.py::test_sampled_(\w+)\[", done.stdout):
+        found.setdefault(name, []).append(outcome)
+    assert found.pop("declared") in (["PASSED"], ["XPASS", "PASSED"])
+    assert found == {
+        "third": ["SKIPPED", "SKIPPED", "PASSED"],
+        "fails": ["FAILED"],
+        "undeclared": ["XFAIL"],
+        "none": ["SKIPPED"] * 6,
+    }
 
 
 @pytest.mark.parametrize("share", ["eager=0", "eager=x", "eager=-1"])

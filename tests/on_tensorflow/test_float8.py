@@ -82,6 +82,33 @@ def test_fit_ends_iterations_of_delayed_scaling(loss_scale, xla):
     assert (history[1] == np.abs(model.get_layer("dense").get_weights()[0]).max()).all()
 
 
+class Twins(keras.Model):
+    """Two layers of one name."""
+
+    def __init__(self):
+        super().__init__()
+        self.twins = [keras.layers.Dense(16, name="twin", use_bias=False) for _ in range(2)]
+
+    def call(self, x):
+        return self.twins[1](self.twins[0](x))
+
+
+def twins():
+    model = Twins()
+    model(tf.zeros((1, 16)))
+    return model
+
+
+def test_layers_of_one_name_have_an_amax_history_each():
+    amp, model, optimizer = float8(twins, "mixed_float8;recipe=delayed;emulate=true")
+    model.set_weights([np.full((16, 16), value, np.float32) for value in (0.5, 4.0)])
+    amp.backward(lambda: tf.reduce_mean(model(tf.constant(inputs(16, 16)))), optimizer)
+    amp.step(optimizer)
+    histories = amp.backend.amax_history.read()
+    assert {name: history[1].tolist() for name, history in histories.items()} == {"twin": [0.5], "twin_2": [4.0]}
+    assert rows(amp) == {"twin": ("float8", ""), "twin_2": ("float8", "")}
+
+
 def test_a_region_of_another_recipe_is_refused():
     amp, _, _ = float8(dense)
     with pytest.raises(ua.UnsupportedError, match="made ready for recipe 'tensorwise'"):
@@ -132,6 +159,7 @@ def dense():
 
 def test_a_region_of_bfloat16_leaves_float8():
     amp, model, _ = float8(dense)
+    model.set_weights([np.random.default_rng(1).normal(0, 0.2, (48, 32)), np.zeros(32)])
     x = tf.constant(inputs(16, 48))
     low = model(x).numpy()
     with amp.autocast(policy="mixed_bfloat16"):

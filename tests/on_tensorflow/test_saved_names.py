@@ -1,4 +1,4 @@
-"""A state goes on where the process made other layers before, whose names Keras numbers together with the model's."""
+"""A state goes on where the process made others before: Keras numbers names of all layers and variables together."""
 
 import contextlib
 
@@ -68,6 +68,21 @@ def recurrent():
         model.add(keras.layers.RNN([keras.layers.GRUCell(16), keras.layers.LSTMCell(16)], return_sequences=True))
         model.add(keras.layers.TimeDistributed(keras.layers.Dense(4)))
     return model
+
+
+class Scaled(keras.layers.Layer):
+    """Variables without names."""
+
+    def build(self, shape):
+        self.factor, self.shift = self.add_weight(shape=shape[-1:]), self.add_weight(shape=shape[-1:])
+        super().build(shape)
+
+    def call(self, x):
+        return x * tf.cast(self.factor, x.dtype) + tf.cast(self.shift, x.dtype)
+
+
+def unnamed():
+    return keras.Sequential([keras.Input((16,)), Scaled(), keras.layers.Dense(16), Scaled()])
 
 
 MODELS = [sequential, functional, subclassed]
@@ -141,7 +156,7 @@ def test_the_same_seed_draws_the_same_numbers(policy, others):
     assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
 
 
-@pytest.mark.parametrize("make", [*MODELS, recurrent])
+@pytest.mark.parametrize("make", [*MODELS, recurrent, unnamed])
 def test_weights_are_read_and_set_by_the_same_names(make, others):
     with run(make, "float32") as one:
         weights = one.amp.master_weights(one.model)
@@ -151,6 +166,19 @@ def test_weights_are_read_and_set_by_the_same_names(make, others):
         again = two.amp.master_weights(two.model)
     assert list(again) == list(weights)
     assert all(np.array_equal(weights[name], again[name]) for name in weights)
+
+
+def test_a_recording_names_weights_as_their_gradients(others):
+    """Or `unifiedamp diff` would compare one weight with another."""
+    others(), subclassed()
+    records = []
+    with run(subclassed, "float32") as trained, trained.amp.record(records.append, compare=True):
+        trained.train(1)
+    compared = records[1]["compare"]
+    assert len(compared["gradients"]) == 12
+    assert compared["gradients"].keys() == compared["before"].keys()
+    layers = {row["layer"] for row in compared["layers"]}
+    assert {name.rpartition(".")[0] for name in compared["before"] if not name.startswith("blocks")} <= layers
 
 
 def test_names_that_the_user_gave_stay():

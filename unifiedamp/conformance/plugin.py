@@ -33,7 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--amp-sample",
         action="append",
         metavar="FORM[=N]",
-        help="run one case of each test in this form, or of every Nth; again for more; 'any': all other forms",
+        help="run one case of each test in this form, or of every Nth, and another if it is skipped; again for more; "
+        "'any': all other forms",
     )
     group.addoption("--amp-peer", action="append", help="take over states of this backend alone; again for more")
     group.addoption("--amp-unmarked", action="store_true", help="leave it to another plugin to call mark()")
@@ -126,7 +127,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
     items[:] = kept
     if not config.getoption("--amp-unmarked"):
-        mark(items)
+        mark([case for item in items for case in (item, *sample.others_of(item))])
 
 
 def mark(items: list[pytest.Item]) -> None:
@@ -140,6 +141,26 @@ def mark(items: list[pytest.Item]) -> None:
             for feature in marker.args:
                 _mark_undeclared(item, backend, feature)
     expected.apply(items, backend_of)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Run another case of a test that is sampled where the chosen one is skipped or fails as expected."""
+    done = yield
+    sample.run_others(item, nextitem, _is_expected_to_fail)
+    return done
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note whether a case ran."""
+    report = yield
+    sample.note(item, report)
+    return report
+
+
+def _is_expected_to_fail(item: pytest.Item) -> bool:
+    return any(key in {"amp-undeclared", "amp-expected"} for key, _ in item.user_properties)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,7 +11,7 @@ from unifiedamp.backend import Weights
 
 from .._types import Model, Named, Optimizer, Tensor, Variable
 from ..device.arrays import read_variable, wide_dtype
-from ..precision.layers import own_weights
+from ..precision.layers import own_weights, parameters
 from ..precision.saved_names import saved_parameters
 from . import optimizer_state
 
@@ -30,15 +30,18 @@ class TensorFlowWeights(Weights):
         self._true_of, self._set_true = true_of, set_true
 
     def read(self, model: Model) -> dict[str, Any]:
-        return self.read_models([model])
+        return self._read(saved_parameters([model], own_weights))
 
     def read_models(self, models: Sequence[Model]) -> dict[str, Any]:
-        """Return the weights of several models, by the names that gradients of a session have."""
-        found = _floating(models).items()
+        """Return the weights of several models, by the names that gradients of a session have: with Keras's numbers."""
+        return self._read(parameters(models, own_weights))
+
+    def _read(self, named: Named) -> dict[str, Any]:
+        found = _floating(named).items()
         return {name: read_variable(self._true_of(variable), wide_dtype(variable)) for name, variable in found}
 
     def write(self, model: Model, weights: Mapping[str, Any]) -> None:
-        for name, variable in _floating([model]).items():
+        for name, variable in _floating(saved_parameters([model], own_weights)).items():
             self._set_true(variable, tf.convert_to_tensor(weights[name]))
 
     def read_optimizer(self, optimizer: Optimizer, models: Sequence[Model]) -> dict[str, Any]:
@@ -51,8 +54,7 @@ class TensorFlowWeights(Weights):
         optimizer_state.write(optimizer, models, state)
 
 
-def _floating(models: Sequence[Model]) -> Named:
-    named = saved_parameters(models, own_weights)
+def _floating(named: Named) -> Named:
     return {
         name: variable for name, variable in named.items() if variable.dtype.is_floating or variable.dtype.is_complex
     }

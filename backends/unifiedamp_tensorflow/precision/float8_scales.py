@@ -193,13 +193,19 @@ class DelayedScaling(AmaxHistory):
         return dict(self._sizes)
 
 
-def names(paths: Sequence[str], saved: Sequence[str], model: int) -> dict[str, str]:
-    """Return layer path → the layer's name in a session's state; those of models after the first say which.
+def names(paths: Sequence[str], model: int) -> list[str]:
+    """Return the names of a model's layers, in order: no two alike, and those of models after the first say which.
 
     Args:
-        paths: of a model's layers.
-        saved: the paths by which states are saved, in the same order.
+        paths: of the layers, such as those by which states are saved.
         model: how many models came before.
     """
     prefix = f"model{model}." if model else ""
-    return {path: prefix + (name or "(the model)") for path, name in zip(paths, saved, strict=True)}
+    found: dict[str, None] = {}
+    for path in paths:
+        name, count = path, 1
+        while name in found or (count > 1 and name in paths):
+            count += 1
+            name = f"{path}_{count}"
+        found[name] = None
+    return [prefix + (name or "(the model)") for name in found]

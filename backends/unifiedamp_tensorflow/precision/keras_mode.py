@@ -130,20 +130,19 @@ class KerasMode:
         recipe = self._policy.float8
         for model in models:
             rows = self.wanted(model, self._policy)
-            paths, before = [path for path, _, _ in rows], self._models
-            shown = float8_scales.names(paths, paths, before)
-            names = float8_scales.names(paths, saved_paths(model), before)
+            paths = [path for path, _, _ in rows]
+            shown, names = (float8_scales.names(each, self._models) for each in (paths, saved_paths(model)))
             self._models += 1
             kept = match_layers(self._policy.layer_overrides, paths)
-            for path, layer, wanted in rows:
+            for (path, layer, wanted), label, name in zip(rows, shown, names, strict=True):
                 if wanted != layer.dtype_policy.name:
                     self._policies.set(layer, wanted)
                 plain = bool(layer.weights) and not casts_itself(layer)
                 pinned = plain or layer.dtype_policy.name != self._name
                 call = None
-                if self._in_float8(shown[path], layer, kept.get(path)):
+                if self._in_float8(label, layer, kept.get(path)):
                     delayed = recipe.scaling == "delayed"
-                    scales = self._scaling.add(names[path], float8_layers.sizes_of(layer)) if delayed else None
+                    scales = self._scaling.add(name, float8_layers.sizes_of(layer)) if delayed else None
                     call = functools.partial(float8.call, recipe, scales)
                 output_dtype = None if path else self._policy.output_dtype
                 around = emulation.Emulating if self._emulates else None

@@ -10,7 +10,7 @@ from .._types import Layer, Model, Named, Variable
 from ..internals import children, descendants, native
 
 Names = Mapping[int, str]
-"""Id of a layer → its name in paths."""
+"""Id of a layer → its name in paths; of a ``tf.Variable`` → its own name, where that is not the one it has."""
 
 
 def walk(
@@ -67,7 +67,7 @@ def parameters(
     Args:
         models: Keras models.
         own: gives a layer's variables; :func:`own_weights` for all of them.
-        names: of layers; None for those that Keras has.
+        names: of layers and variables; None for those that Keras has.
     """
     found: Named = {}
     known: set[int] = set()
@@ -77,13 +77,17 @@ def parameters(
             for weight in own(layer):
                 if id(weight) not in known:
                     known.add(id(weight))
-                    found[_free_name(found, shown, path, weight)] = weight
+                    own_name = (names or {}).get(id(weight), weight_name(weight))
+                    found[_free_name(found, shown, f"{path}.{own_name}" if path else own_name)] = weight
     return found
 
 
-def _free_name(taken: Named, model: str, path: str, weight: Variable) -> str:
-    name = weight.name.partition(":")[0].rpartition("/")[2]
-    name = f"{path}.{name}" if path else name
+def weight_name(weight: Variable) -> str:
+    """Return the own name of a ``tf.Variable``, without those of layers."""
+    return weight.name.partition(":")[0].rpartition("/")[2]
+
+
+def _free_name(taken: Named, model: str, name: str) -> str:
     if name in taken:
         name = f"{model}.{name}"
     unique, count = name, 1

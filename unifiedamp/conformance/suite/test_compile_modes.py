@@ -88,7 +88,6 @@ def test_a_model_itself_is_compiled(harness, mode, trains):
             expected = expected - 0.25 * expected * (1.0 + 4.0 + 1.0)
 
 
-@pytest.mark.needs("compile")
 @pytest.mark.parametrize("wrong", [3, "step", object()], ids=["number", "text", "object"])
 def test_what_cannot_be_called_is_not_compiled(harness, wrong):
     with pytest.raises(ua.WrongObjectError, match="amp.compile takes a function or a model, got"):

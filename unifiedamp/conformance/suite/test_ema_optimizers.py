@@ -97,8 +97,10 @@ class TwoLayers:
                 np.testing.assert_allclose(found[name], value, rtol=2e-6)
 
 
-@pytest.mark.needs("several_optimizers", "float32_weights")
-@pytest.mark.parametrize("saved", [False, True], ids=["straight", "saved"])
+@pytest.mark.needs("several_optimizers")
+@pytest.mark.parametrize(
+    "saved", [False, pytest.param(True, marks=pytest.mark.needs("float32_weights"))], ids=["straight", "saved"]
+)
 @pytest.mark.parametrize("trained", [[(0,), (0,), (1,), (0, 1)], [(1,), (1,), (0,)], [(1,), (1,)]], ids=str)
 def test_an_average_over_layers_with_an_optimizer_each(harness, saved, trained):
     """Each layer's average moves with its own optimizer's steps, also after it was saved and loaded."""

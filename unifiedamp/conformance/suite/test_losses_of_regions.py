@@ -8,7 +8,6 @@ import pytest
 import unifiedamp as ua
 from unifiedamp.conformance.driver import compiled, session
 
-pytestmark = pytest.mark.needs("context_form")
 LR, SCALE = 0.125, 64.0
 
 
@@ -46,6 +45,7 @@ def stepping(amp, model, optimizer, form, regions):
     return compiled(amp, form, step)
 
 
+@pytest.mark.needs("context_form")
 @pytest.mark.parametrize("regions", [3, 7])
 def test_a_loss_of_several_regions(harness, form, regions):
     amp, model, optimizer = probe(harness, form)
@@ -55,6 +55,7 @@ def test_a_loss_of_several_regions(harness, form, regions):
         assert weights(harness, model) == [1.0 - LR * regions * count, 1.0 - 2.0 * LR * regions * count]
 
 
+@pytest.mark.needs("context_form")
 @pytest.mark.parametrize("regions", [11, 40])
 def test_a_loss_of_many_regions_is_right_or_told_of(harness, form, regions):
     """All gradients, a warning that the first regions are forgotten, or no loss at all; compiled, all gradients."""
@@ -137,7 +138,7 @@ def _one(_):
     return 1.0
 
 
-@pytest.mark.needs("several_optimizers")
+@pytest.mark.needs("context_form", "several_optimizers")
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_second_loss_of_what_a_region_before_the_first_one_computed(harness, form, accumulate):
     """As in an adversarial loop: the generator's output serves the critic's step and, after it, the generator's."""
@@ -167,6 +168,7 @@ def test_evaluation_in_regions_is_no_loss_of_many_regions(harness):
         assert weights(harness, model) == [1.0 - LR * count, 1.0 - 2.0 * LR * count]
 
 
+@pytest.mark.needs("context_form")
 def test_two_losses_of_one_graph(harness, form):
     """The first one's backward pass keeps what they share, as ``retain_graph=True`` asks; or a compiled step says that
     it cannot.
@@ -228,6 +230,7 @@ def test_a_loss_in_a_compiled_call_and_one_after_it(harness, form):
         assert weights(harness, model) == expected.tolist()
 
 
+@pytest.mark.needs("context_form")
 def test_a_compiled_call_inside_a_region_spares_the_regions_loss(harness, form):
     """The compiled call enters its own region, like an evaluation in the middle of a step."""
     amp, model, optimizer = probe(harness, form)

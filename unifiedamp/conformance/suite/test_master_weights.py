@@ -64,10 +64,11 @@ def test_each_parameter_is_its_rounded_master(harness, form, policy):
         ]
 
 
-@pytest.mark.needs("master_weights")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_tiny_updates_are_lost_without(harness, form, policy):
-    run = run_of(harness, form, policy, master_weights=False, loss_scale=None)
+    run = run_of(harness, form, policy, values=(FINE,), master_weights=False, loss_scale=None)
+    if run.weights() == [FINE]:
+        pytest.skip("this backend keeps parameters in float32")
     for _ in range(24):
         run.feed(1.0)
     assert run.weights() == [1.0]

@@ -5,6 +5,7 @@ import pytest
 
 import unifiedamp as ua
 from unifiedamp.conformance.driver import compiled, probe_run, session
+from unifiedamp.explain.shape_advice import advise
 
 
 @pytest.fixture
@@ -297,6 +298,13 @@ def test_scopes_under_which_no_model_trains_are_refused(harness):
             optimizer = harness.sgd([model], 0.1)
             with pytest.raises(ua.UnsupportedError, match="amp.prepare"):
                 amp.prepare(model, optimizer)
+
+
+def test_sizes_are_not_advised_for_an_unknown_dtype(prepared):
+    """Also by a backend that advises none: the nearest dtype is named."""
+    amp, model, _ = prepared
+    with pytest.raises(ua.ConfigError, match="did you mean 'float16'"):
+        advise(amp.backend, [model], "float61")
 
 
 @pytest.mark.parametrize("device", ["", "cpux", "0", "cpu:x", "cpu:-1", "abacus:0"])

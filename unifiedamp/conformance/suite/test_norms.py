@@ -109,7 +109,6 @@ def test_mixed_policies_keep_all_parameters(harness, policy):
     assert model_kept == {"norm": True, "other": True}
 
 
-@pytest.mark.needs("float32_weights")
 def test_a_kept_norm_trains_and_answers(harness):
     """Between layers in 16 bits, its own in float32, without a word from the framework about dtypes."""
     amp = session(harness, policy=pure(harness, True))

@@ -69,12 +69,6 @@ def test_layers_of_other_kinds(harness, kind, expected):
     assert [row[1:] for row in rows(advise(amp.backend, [model], "float16"))] == expected
 
 
-def test_an_unknown_dtype_is_refused_with_the_nearest(harness):
-    amp, model = mlp(harness, 8, 8)
-    with pytest.raises(ua.ConfigError, match="did you mean 'float16'"):
-        advise(amp.backend, [model], "float61")
-
-
 @pytest.mark.parametrize("kind", ["late convolution", "late transposed"])
 def test_sizes_that_the_first_batch_determines(harness, kind):
     """Before it they are left out; after it they are those of a layer that was made with them."""

@@ -240,7 +240,6 @@ def test_every_observer_hears(harness):
     assert [observer.take() for observer in observers] == [[("skipped", 1, names), ("scale", 4.0, 2.0)]] * 2
 
 
-@pytest.mark.needs("compile")
 def test_a_compiled_step_that_returns_its_result(harness, form):
     """Each call's result is its own; where a trace has none to return, the message says what to read instead."""
     amp = session(harness, form, loss_scale=ua.DynamicLossScale(initial_scale=4.0))
