@@ -1,0 +1,89 @@
+"""Where models are called in functions of the file: there go the regions of an API that casts models alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import libcst as cst
+
+from ..nodes import walk
+from ..source import Block, Source, Statement
+from .aliases import Aliases, Key
+
+
+class Alone:
+    """Follows a statement into the functions that call models and then compute on, which Apex's O2 left in float32.
+
+    Args:
+        source: the file.
+        aliases: who is who in it.
+        models: the groups of the models.
+        forwards: whether a call computes with a model.
+    """
+
+    def __init__(
+        self, source: Source, aliases: Aliases, models: set[Key | None], forwards: Callable[[cst.Call], bool]
+    ) -> None:
+        self._source, self._aliases, self._models, self._forwards = source, aliases, models, forwards
+        self._entered = set[cst.FunctionDef]()
+
+    def split(self, body: Sequence[Statement], calling: Sequence[int]) -> tuple[list[int], list[tuple[Block, int]]]:
+        """Return the places in ``body`` of statements that call models, and block and place of the others' calls."""
+        left: list[int] = []
+        inner: list[tuple[Block, int]] = []
+        for index in calling:
+            places = self._places(body[index])
+            if places is None:
+                left.append(index)
+            inner += places or ()
+        return left, inner
+
+    def _places(self, statement: Statement) -> list[tuple[Block, int]] | None:
+        """Return block and place of each statement that calls a model in the functions that ``statement`` calls.
+
+        None where the statement calls a model itself, or hands it to code that is not here.
+        """
+        calls = [one for one in walk(statement) if isinstance(one, cst.Call) and self._forwards(one)]
+        functions = [self._functions(call) for call in calls]
+        if not all(functions):
+            return None
+        return [place for each in functions for function in each for place in self._within(function)]
+
+    def _functions(self, call: cst.Call) -> list[cst.FunctionDef]:
+        """Return the functions of this file that a call which is not a model's own reaches."""
+        func: cst.BaseExpression = call.func
+        while True:
+            if self._aliases.of(func) in self._models:
+                return []
+            if not isinstance(func, cst.Attribute | cst.Subscript):
+                break
+            func = func.value
+        return [one for one in self._aliases.reached.functions(call) if self._computes(one.body)]
+
+    def _within(self, function: cst.FunctionDef) -> Iterator[tuple[Block, int]]:
+        if function not in self._entered:
+            self._entered.add(function)
+            yield from self._of_block(function.body)
+
+    def _of_block(self, block: cst.BaseSuite) -> Iterator[tuple[Block, int]]:
+        if not isinstance(block, cst.IndentedBlock):
+            return
+        inner = [one for one in block.body if isinstance(one, Statement)]
+        for place, statement in enumerate(inner):
+            if self._computes(statement):
+                yield from self._of_statement(block, place, statement)
+
+    def _of_statement(self, block: Block, place: int, statement: Statement) -> Iterator[tuple[Block, int]]:
+        blocks = [one for one in walk(statement) if isinstance(one, cst.IndentedBlock) and self._computes(one)]
+        further = self._places(statement) if isinstance(statement, cst.SimpleStatementLine) else None
+        if further is not None:
+            yield from further
+        elif blocks:
+            for one in blocks:
+                if not any(self._source.inside(one, other) for other in blocks if other is not one):
+                    yield from self._of_block(one)
+        else:
+            yield block, place
+
+    def _computes(self, node: cst.CSTNode) -> bool:
+        return any(self._forwards(one) for one in walk(node) if isinstance(one, cst.Call))
