@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import libcst as cst
 
 from ..nodes import walk
-from ..source import Block, Source, Statement
+from ..source import Block, Statement
+from ..work import Work
 from .aliases import Aliases, Key
 
 
@@ -15,17 +16,17 @@ class Alone:
     """Follows a statement into the functions that call models and then compute on, which Apex's O2 left in float32.
 
     Args:
-        source: the file.
+        work: takes notes.
         aliases: who is who in it.
         models: the groups of the models.
         forwards: whether a call computes with a model.
     """
 
     def __init__(
-        self, source: Source, aliases: Aliases, models: set[Key | None], forwards: Callable[[cst.Call], bool]
+        self, work: Work, aliases: Aliases, models: set[Key | None], forwards: Callable[[cst.Call], bool]
     ) -> None:
-        self._source, self._aliases, self._models, self._forwards = source, aliases, models, forwards
-        self._entered = set[cst.FunctionDef]()
+        self._work, self._aliases, self._models, self._forwards = work, aliases, models, forwards
+        self._entered, self._noted = set[cst.FunctionDef](), set[cst.Call]()
 
     def split(self, body: Sequence[Statement], calling: Sequence[int]) -> tuple[list[int], list[tuple[Block, int]]]:
         """Return the places in ``body`` of statements that call models, and block and place of the others' calls."""
@@ -35,6 +36,7 @@ class Alone:
             places = self._places(body[index])
             if places is None:
                 left.append(index)
+                self._note_handed(body[index])
             inner += places or ()
         return left, inner
 
@@ -49,15 +51,31 @@ class Alone:
             return None
         return [place for each in functions for function in each for place in self._within(function)]
 
+    def _note_handed(self, statement: Statement) -> None:
+        """Say where code that is not here gets a model: what it computes on is in the region too."""
+        for call in (one for one in walk(statement) if isinstance(one, cst.Call) and self._forwards(one)):
+            given = [arg.value for arg in call.args if self._aliases.of(arg.value) in self._models]
+            if not given or call in self._noted or self._is_models_own(call) or self._functions(call):
+                continue
+            self._noted.add(call)
+            code = self._work.source.code
+            what = f"{code(call.func)} gets {code(given[0])}, and computes on from its outputs in the region too"
+            write = "Apex cast the model alone: there, put `with amp.autocast():` around the model's calls instead"
+            self._work.note(call, what, write)
+
+    def _is_models_own(self, call: cst.Call) -> bool:
+        """Whether a call is of a model, or of one of its methods or parts."""
+        func: cst.BaseExpression = call.func
+        while self._aliases.of(func) not in self._models:
+            if not isinstance(func, cst.Attribute | cst.Subscript):
+                return False
+            func = func.value
+        return True
+
     def _functions(self, call: cst.Call) -> list[cst.FunctionDef]:
         """Return the functions of this file that a call which is not a model's own reaches."""
-        func: cst.BaseExpression = call.func
-        while True:
-            if self._aliases.of(func) in self._models:
-                return []
-            if not isinstance(func, cst.Attribute | cst.Subscript):
-                break
-            func = func.value
+        if self._is_models_own(call):
+            return []
         return [one for one in self._aliases.reached.functions(call) if self._computes(one.body)]
 
     def _within(self, function: cst.FunctionDef) -> Iterator[tuple[Block, int]]:
@@ -80,7 +98,7 @@ class Alone:
             yield from further
         elif blocks:
             for one in blocks:
-                if not any(self._source.inside(one, other) for other in blocks if other is not one):
+                if not any(self._work.source.inside(one, other) for other in blocks if other is not one):
                     yield from self._of_block(one)
         else:
             yield block, place

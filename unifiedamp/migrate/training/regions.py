@@ -77,7 +77,7 @@ class Regions:
         self._banned = Banned(work.source, aliases)
         self._work, self._source, self._aliases = work, work.source, aliases
         self._models = models - {None}
-        self._alone = Alone(work.source, aliases, self._models, self._forwards) if models_alone else None
+        self._alone = Alone(work, aliases, self._models, self._forwards) if models_alone else None
         self._ending = _around(work.source, ends)
         self._ranges: dict[Block, dict[Range, None]] = {}
         self._facts: dict[Statement, Dataflow] = {}
