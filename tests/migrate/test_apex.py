@@ -141,6 +141,16 @@ def test_a_flag_beside_a_question_for_the_optimizer_is_refused(test, asked):
     assert said == [(3, True)] * asked
 
 
+@pytest.mark.parametrize(
+    ("rest", "said"), [("", ""), ("path.append('apex')", "said whether"), ("import apex.optimizers", "also for what")]
+)
+def test_a_flag_that_an_import_of_amp_sets_is_pointed_at_where_more_stands_there(rest, said):
+    tried = f"try:\n    {rest}\n    from apex import amp\n    HAS = True\nexcept ImportError:\n    HAS = False\n"
+    done = migrated(START.format(settings='opt_level="O1"').replace("from apex import amp\n", tried) + LOOP)
+    assert done.changed
+    assert [(one.line, said in one.what) for one in done.findings] == ([(2, True)] if said else [])
+
+
 @pytest.mark.parametrize("scaled", [False, True])
 def test_a_loss_that_apex_did_not_scale_is_said(scaled):
     plain = LOOP.replace("with amp.scale_loss(loss, optimizer) as scaled_loss:\n    scaled_loss", "loss")
@@ -149,6 +159,14 @@ def test_a_loss_that_apex_did_not_scale_is_said(scaled):
     assert "amp.scale_loss(loss, optimizer)" in done.after.decode()
     said = [(one.line, one.what) for one in done.findings]
     assert said == ([] if scaled else [(5, "loss.backward() was not scaled by Apex")])
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_other_code_that_computes_on_from_the_model_is_pointed_at_where_apex_cast_the_model_alone(level):
+    loop = LOOP.replace("model(torch.ones(2, 2)).sum()", "contrast(model, torch.ones(2, 2))")
+    done = migrated(START.format(settings=f'opt_level="{level}"') + "from steps import contrast\n" + loop)
+    assert done.changed
+    assert [(one.line, "contrast gets model" in one.what) for one in done.findings] == ([(5, True)] * (level == "O2"))
 
 
 def test_code_that_makes_no_session_is_told_where_it_needs_one():

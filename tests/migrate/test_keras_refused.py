@@ -43,7 +43,12 @@ CASES = {
     "two policies": (
         POLICY + MODEL + FIT + 'mixed_precision.set_global_policy("mixed_bfloat16")\n', 7, "policy is set 2 times"
     ),
-    "inference alone": (POLICY + MODEL + "model.predict(x)\n", 3, "in this file, which only infers"),
+    "no training": (POLICY + MODEL + "model.predict(x)\nmodel.train_on_batch(x, y)\n", 3, "no model.compile in this"),
+    "Keras on torch": (
+        "import os\nos.environ['KERAS_BACKEND'] = 'torch' if here else 'tensorflow'\n" + POLICY + MODEL + FIT,
+        4, "Keras runs on the backend 'torch' if here else 'tensorflow'"
+    ),
+    "Keras on JAX": ("tf.keras.config.set_backend('jax')\n" + POLICY + MODEL + FIT, 3, "on the backend 'jax'"),
     "one policy in two functions": (
         "def a():\n    " + POLICY + "def b():\n    " + POLICY, 6, "one policy is set in 2 functions (lines 4, 6)"
     ),
@@ -157,6 +162,19 @@ def test_refused_with_its_line_and_reason(name):
     done = migrated(HEAD + text)
     assert not done.changed, done.diff()
     assert any(found.line == line and reason in found.what and found.blocks for found in done.findings), done.findings
+
+
+@pytest.mark.parametrize("use", ["model.predict(x)\n", "model.compile(metrics=['accuracy'])\nmodel.evaluate(data)\n"])
+def test_a_policy_for_inference_alone_works_as_it_is(use):
+    text = HEAD + POLICY + MODEL + "model.load_weights('saved.h5')\n" + use
+    done = migrated(text)
+    assert (done.status, [one.line for one in done.findings]) == ("works as it is", [3])
+    assert migrated(text + "train(model)\n").refused
+
+
+def test_keras_on_tensorflow_is_migrated():
+    text = "import os\nos.environ.setdefault('KERAS_BACKEND', 'tensorflow')\n" + POLICY + MODEL + FIT
+    assert migrated(HEAD + text).changed
 
 
 def test_every_blocker_is_named_at_once():

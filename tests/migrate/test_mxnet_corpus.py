@@ -173,3 +173,18 @@ def test_a_flag_that_is_called_as_a_session_is_left_its_name():
 def test_a_condition_on_the_step_itself_stays():
     new = migrated(SMALL.replace("trainer.step(4)", "if last:\n    amp.unscale(trainer)\n    trainer.step(4)"))
     assert "if last:\n    amp.unscale(trainer)\n    amp.step(trainer)\n" in new.after.decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SMALL.replace("trainer.step(4)", "if (i + 1) % 2 == 0:\n    trainer.step(4)"), [11]),
+        (SMALL.replace("trainer.step(4)", "if ready:\n    trainer.step(4)"), []),
+        ("net.collect_params().setattr('grad_req', 'add')\n"
+         + SMALL.replace("trainer.step(4)", "if (i + 1) % 2 == 0:\n    trainer.step(4)"), []),
+    ],
+)  # fmt: skip
+def test_a_step_that_applied_the_last_of_several_gradients_is_pointed_at(text, said):
+    done = migrated(text)
+    assert done.changed
+    assert [one.line for one in done.findings if "gradients of the last batch alone" in one.what] == said

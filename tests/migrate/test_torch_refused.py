@@ -166,6 +166,10 @@ def tune(x):
          [(9, "create_graph=True"), (10, "the result of scaler.step(optimizer) is used")]),
         (TORCH + TORCH_STEP + "scaler.step(optimizer)\nscaler = None\n", [(11, "assigned twice")]),
         (APEX, [(6, "nothing here scales a loss for optimizer")]),
+        (APEX.replace("model, optimizer = amp.initialize(model, optimizer,",
+                      "other = torch.optim.SGD([w], lr=0.1)\n"
+                      "model, [optimizer, other] = amp.initialize(model, [optimizer, other],"),
+         [(7, "nothing here scales a loss for optimizer and other")]),
         (APEX + APEX_AGAIN + APEX_STEP + "optimizer.step()\n", [(8, "again, with other settings")]),
         (TORCH + TORCH_STEP.replace("autocast()", "autocast(**region(model))") + "scaler.step(optimizer)\n",
          [(7, "whose arguments cannot be seen")]),

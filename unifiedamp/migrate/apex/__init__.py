@@ -9,6 +9,7 @@ import libcst as cst
 from ..nodes import dotted
 from ..sessions import free_name, share
 from ..source import Source
+from ..torch_amp import block_wrapped
 from ..training.aliases import Aliases
 from ..work import Work
 from .available import answer
@@ -44,19 +45,20 @@ def plan(work: Work) -> None:
     _read_scale(work)
     drop_registered(work)
     _refuse_unknown(work)
+    block_wrapped(work)
     hand_on(work, aliases, takers)
     made: list[Start] = []
     sessions: dict[cst.CSTNode, str] = {}
     for call in starts:
         with work.blocking():
             made.append(initialize(work, call, starts, sessions))
-    rewrite_loops(work, aliases, made)
+    loops = rewrite_loops(work, aliases, made)
     for name in SAME:
         for call in calls_of(work.source, name):
             work.edits.expression(call.func, f"{work.names.amp}.{name}")
     _drop_globals(work)
     work.decide()
-    users = calls_of(work.source, *IN_LOOPS)
+    users = [*calls_of(work.source, *IN_LOOPS), *loops.covered]
     for call in {work.source.scope(one): one for one in reversed(starts)}.values():  # one of each function
         share(work, call, [use for use in (*users, *starts) if work.source.scope(use) not in takers])
 

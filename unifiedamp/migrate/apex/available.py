@@ -39,6 +39,9 @@ def _import(work: Work, node: cst.Try) -> None:
     if all(_is_amp(one) for one in imports) and len(flags) + len(imports) == len(small) == len(node.body.body):
         if flags or nones:
             work.edits.statement(node, *(f"{name} = True" for name in names))
+    elif flags and all(map(_is_amp, imports)):
+        what = f"{' and '.join(names)} said whether Apex is installed"
+        work.note(node, what, "no Apex is imported there now: it is True wherever the rest of the try passes")
     elif flags:
         what = f"{' and '.join(names)} says whether Apex is installed, also for what is still imported from it"
         work.note(node, what, "the session needs no Apex: set the flag to True where only amp depends on it")

@@ -16,8 +16,8 @@ from .initialize import Start
 from .settings import calls_of
 
 
-def rewrite_loops(work: Work, aliases: Aliases, starts: Sequence[Start]) -> None:
-    """Rewrite all loops of the file; what stands in the way is in ``work.blockers``.
+def rewrite_loops(work: Work, aliases: Aliases, starts: Sequence[Start]) -> Loops:
+    """Rewrite all loops of the file and return them; what stands in the way is in ``work.blockers``.
 
     Args:
         work: takes the changes.
@@ -35,10 +35,11 @@ def rewrite_loops(work: Work, aliases: Aliases, starts: Sequence[Start]) -> None
         with work.blocking():
             loops.sites.append(_site(work, loops, call))
     if len(starts) < len(calls_of(work.source, "initialize")):
-        return  # said of initialize
+        return loops  # said of initialize
     loops.find_plain()
     _master_params(work)
     loops.rewrite(lambda _: f"with {amp}.autocast():")
+    return loops
 
 
 def _site(work: Work, loops: Loops, call: cst.Call) -> Site:

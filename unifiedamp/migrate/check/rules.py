@@ -136,12 +136,12 @@ def trained(facts: Facts) -> Iterator[Problem]:
         return
     said, models = set[str](), model_groups(facts.source, facts.aliases)
     for call in facts.calls("prepare"):
-        trains = len(call.args) > 1 and facts.aliases.of(call.args[-1].value) not in models
-        code = facts.source.code(call.args[-1].value) if trains else ""
-        if code and code not in said:
-            said.add(code)  # once, where branches prepare it
+        prepared = [arg.value for arg in call.args[1:] if facts.aliases.of(arg.value) not in models]
+        codes = [code for code in map(facts.source.code, prepared) if code not in said]
+        if codes:
+            said.update(codes)  # once, where branches prepare them
             write = "`amp.scale_loss` in its training loop: migrate the file that trains together with this one"
-            yield call, f"nothing here scales a loss for {code}", write
+            yield call, f"nothing here scales a loss for {' and '.join(codes)}", write
 
 
 def in_time(facts: Facts) -> Iterator[Problem]:

@@ -11,10 +11,12 @@ from ..nodes import dotted
 from ..sessions import free_name, share
 from ..source import Source
 from ..work import EXCHANGED, Work
+from .backends import block_other
 from .fit import rewrite_fits
 from .flags import without_flags
 from .given import block, keep, model_steps
 from .graphs import graph_step, runner
+from .inference import keep_inference
 from .loops import Loop, find_loops
 from .makers import check_models
 from .scopes import Trained, scope_layers, scope_models
@@ -43,6 +45,9 @@ def plan(work: Work) -> None:
         what = f"{dotted(step.func)}() is a step of a TensorFlow 1 graph, which {runner(work.source)} runs"
         write = "make the graph in a SessionRewrite, and run it with rewrite.session_config(): see docs/migrate.md"
         raise work.stop(step, what, write)
+    if keep_inference(work):
+        return
+    block_other(work)
     if not any(calls_of(work.source, meaning) for meaning in (POLICY, WRAPPER, REWRITE)) and keep(work):
         work.decide()
         return
@@ -55,15 +60,12 @@ def plan(work: Work) -> None:
     work.decide()
 
 
-def _untrained(source: Source) -> tuple[str, str]:
+def _untrained() -> tuple[str, str]:
     """Return why a file without training is refused, and what to write."""
-    what = "no loop over a GradientTape and no model.compile in this file"
-    if not any(source.methods(name) for name in ("predict", "evaluate", "load_weights")):
-        return what, "make the session where the model is trained"
-    write = (
-        '`amp = ua.Amp("tensorflow", policy=...)`, and make the model in `with amp.scope():`; it needs no amp.prepare'
+    return (
+        "no loop over a GradientTape and no model.compile in this file",
+        "make the session where the model is trained",
     )
-    return f"{what}, which only infers", write
 
 
 def _block_exchanges(work: Work) -> None:
@@ -84,7 +86,7 @@ def _with_session(work: Work, start: Start, trained: Trained, loops: Sequence[Lo
             rewrite_loop(work, start, trained, loop)
     rewrite_fits(work, start, trained)
     if not trained.models and not work.blockers:
-        raise work.stop(start.call, *_untrained(work.source))
+        raise work.stop(start.call, *_untrained())
     if not start.rewrites:
         scope_models(work, start, trained)
         scope_layers(work, start)

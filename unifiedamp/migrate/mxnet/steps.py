@@ -24,9 +24,22 @@ def rewrite_steps(work: Work, trainers: Sequence[str]) -> None:
             if source.statement(step) not in work.edits.lines:
                 with work.blocking():
                     work.edits.statement(work.alone(step, "`amp.step(trainer)`"), f"{work.names.amp}.step({name})")
+                    _note_overwritten(work, step, scaled)
     for call in calls_of(source, "unscale"):
         with work.blocking():
             _unscale(work, call)
+
+
+def _note_overwritten(work: Work, step: cst.Call, scaled: Sequence[cst.Call]) -> None:
+    """Say where a step that counts batches applied the last batch's gradients: gluon overwrites them by default."""
+    source = work.source
+    for test in (one for one in source.above(step) if isinstance(one, cst.If)):
+        counts = "%" in source.code(test.test) and not any(source.inside(call, test) for call in scaled)
+        if counts and "grad_req" not in source.module.code:
+            what = f'{source.code(step)} applied the gradients of the last batch alone: grad_req is "write"'
+            write = "the session adds up those of all batches since its last step: step after each, or divide the loss"
+            work.note(step, what, write)
+            return
 
 
 def _unscale(work: Work, call: cst.Call) -> None:

@@ -24,13 +24,18 @@ from .regions import leave, rewrite_regions, seen_regions
 from .scaler import Scaler, find_scalers
 from .session import Session, common_flag
 from .uses import find_uses
+from .wrapped import block_wrapped, note_wrapped, wrapped
 
 
 def found(source: Source) -> bool:
     """Whether the file uses this API."""
-    return bool(source.calls(*AUTOCAST, *SCALERS, *CUSTOM)) or any(
-        isinstance(node, cst.Decorator) and source.meaning(node.decorator) in (*AUTOCAST, *CUSTOM)
-        for node in source.nodes
+    return (
+        bool(source.calls(*AUTOCAST, *SCALERS, *CUSTOM))
+        or any(
+            isinstance(node, cst.Decorator) and source.meaning(node.decorator) in (*AUTOCAST, *CUSTOM)
+            for node in source.nodes
+        )
+        or bool(wrapped(source, "Native"))
     )
 
 
@@ -46,6 +51,7 @@ def plan(work: Work) -> None:
         for call in work.source.calls(*AUTOCAST):
             leave(work, call, "autocast without a GradScaler made in this file")
         _note_others(work)
+        note_wrapped(work)
         return
     for name in ("apex.amp.initialize", "apex.amp.scale_loss"):
         if work.source.calls(name):
@@ -145,4 +151,14 @@ def _note_custom(work: Work) -> None:
                 work.note(node, dotted(called), write)
 
 
-__all__ = ["NAME", "OLD_IMPORTS", "SCALERS", "by_choice", "by_factory", "ended_before_backward", "found", "plan"]
+__all__ = [
+    "NAME",
+    "OLD_IMPORTS",
+    "SCALERS",
+    "block_wrapped",
+    "by_choice",
+    "by_factory",
+    "ended_before_backward",
+    "found",
+    "plan",
+]

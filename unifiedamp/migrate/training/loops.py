@@ -35,6 +35,7 @@ class Loops:
         regions: the ``with`` statements that hold autocast regions of the old code.
         unscales: the old API's gradients are true behind a backward pass, as Apex's.
         models_alone: the old API cast models alone, as Apex's O2; what comes behind them stays out of regions.
+        covered: the statements that are in regions, once they are there.
     """
 
     work: Work
@@ -49,6 +50,7 @@ class Loops:
     regions: set[cst.CSTNode] = field(default_factory=set)
     unscales: bool = False
     models_alone: bool = False
+    covered: set[cst.CSTNode] = field(default_factory=set)
 
     def find_plain(self) -> None:
         """Find the backward passes and steps that pass the old API by: the branches without AMP."""
@@ -258,6 +260,7 @@ class Loops:
                     self._uncovered(site, each, header)
             regions.uncovered.clear()
         regions.emit()
+        self.covered = regions.covered
         if self.unscales and not self.work.blockers:  # Apex; torch's own code says itself what is in a region
             for call in outside(source, self.aliases, self.models, self.sites, regions.covered):
                 if not self.work.edits.covers(source, call):

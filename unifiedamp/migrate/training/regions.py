@@ -14,6 +14,7 @@ from ..nodes import dotted, walk
 from ..source import Block, Source, Statement
 from ..work import Work
 from .aliases import Aliases, Key
+from .alone import Alone
 from .banned import Banned
 from .dataflow import Dataflow, filled_by, names_in
 from .values import WRAPPERS
@@ -72,10 +73,11 @@ class Regions:
         *,
         models_alone: bool = False,
     ) -> None:
-        self._there, self._session, self._models_alone = set(there), session, models_alone
+        self._there, self._session = set(there), session
         self._banned = Banned(work.source, aliases)
         self._work, self._source, self._aliases = work, work.source, aliases
         self._models = models - {None}
+        self._alone = Alone(work, aliases, self._models, self._forwards) if models_alone else None
         self._ending = _around(work.source, ends)
         self._ranges: dict[Block, dict[Range, None]] = {}
         self._facts: dict[Statement, Dataflow] = {}
@@ -201,8 +203,13 @@ class Regions:
             return True
         if self._session is not None and f"with {self._session(body[min(calling)])}.autocast(" not in header:
             return False  # another function, where the session is not known
-        last = max(calling) if self._models_alone else self._before_banned(body, flagged, max(calling))
-        self._ranges.setdefault(block, {})[Range(min(calling), last, header)] = None
+        if self._alone is not None:
+            calling, places = self._alone.split(body, calling)
+            for inner, place in places:
+                self._ranges.setdefault(inner, {})[Range(place, place, header)] = None
+        if calling:
+            last = max(calling) if self._alone is not None else self._before_banned(body, flagged, max(calling))
+            self._ranges.setdefault(block, {})[Range(min(calling), last, header)] = None
         return True
 
     def _before_banned(self, body: list[Statement], flagged: list[int], calling: int) -> int:
