@@ -245,7 +245,7 @@ def _dtype_around(path: str, chosen: Mapping[str, str]) -> str | None:
 
 
 def _wanted(policy: Policy, layer: Layer, shared: str, override: str | None, around: str | None) -> str:
-    """Return the name of a layer's dtype policy; ``override``: the layer's own; ``around``: of a layer that holds it."""
+    """Return the name of a layer's dtype policy; ``override``: its own one; ``around``: that of a layer around it."""
     own = layer.dtype_policy.name
     keeps_norm = policy.keep_norm_float32 and policy.param_dtype != "float32" and _is_norm(layer)
     override = override or (around if own == shared and not keeps_norm else None)
