@@ -76,7 +76,7 @@ def test_bfloat16_gradients_are_unscaled_where_the_kernel_does_not_take_them(mon
         for param in params:
             param.grad = torch.randn(param.shape, generator=generator).bfloat16()
         if bad is not None:
-            params[0].grad[7] = bad
+            params[2].grad[1] = bad  # the last one: each is checked
         optimizer, found = torch.optim.SGD(params), torch.zeros(())
         assert gradients.unscale(optimizer, torch.tensor(1 / 3), found)
         return torch.cat([param.grad for param in params]).view(torch.int16), found
