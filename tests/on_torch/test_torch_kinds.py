@@ -72,11 +72,11 @@ def test_an_optimizer_without_a_kernel_on_the_device_is_not_fused(monkeypatch, t
 def test_bfloat16_gradients_are_unscaled_where_the_kernel_does_not_take_them(monkeypatch, bad):
     def unscaled():
         generator = torch.Generator().manual_seed(0)
-        params = [torch.nn.Parameter(torch.zeros(size, dtype=torch.bfloat16)) for size in (1000, 0, 3)]
+        params = [torch.nn.Parameter(torch.zeros(size, dtype=torch.bfloat16)) for size in (3, 0, 1000)]
         for param in params:
             param.grad = torch.randn(param.shape, generator=generator).bfloat16()
         if bad is not None:
-            params[0].grad[7] = bad
+            params[2].grad[7] = bad  # the last one: each is checked
         optimizer, found = torch.optim.SGD(params), torch.zeros(())
         assert gradients.unscale(optimizer, torch.tensor(1 / 3), found)
         return torch.cat([param.grad for param in params]).view(torch.int16), found

@@ -207,6 +207,19 @@ def test_each_of_two_optimizers_has_its_masters():
     assert masters(other)[0].tolist() == [[1.0] * 2]
 
 
+def test_a_model_that_holds_one_prepared_before_keeps_its_masters():
+    amp = session("bfloat16", master_weights=True)
+    inner = linear()
+    inner, optimizer = amp.prepare(inner, torch.optim.SGD(inner.parameters(), lr=2.0**-12))
+    backward(amp, inner, optimizer)
+    amp.step(optimizer)
+    outer = amp.prepare(torch.nn.Sequential(inner))
+    backward(amp, outer, optimizer)
+    amp.step(optimizer)
+    assert masters(optimizer)[0].tolist() == [[1 - 2.0**-11] * 2]
+    assert amp.master_weights(outer)["0.weight"].tolist() == [[1 - 2.0**-11] * 2]
+
+
 def test_what_is_written_to_the_model_goes_to_the_masters():
     amp = session("bfloat16", master_weights=True)
     model = linear()

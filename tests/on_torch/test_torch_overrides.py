@@ -224,6 +224,15 @@ def test_a_layer_that_another_tool_wrapped_is_its_own_after_closing():
         assert model.high.seen == (expected, expected)
 
 
+def test_a_forward_that_was_set_on_a_layer_is_back_after_closing():
+    amp = session(ua.Policy(compute_dtype="bfloat16", layer_overrides={"high": "float32"}))
+    model = Two()
+    own = model.high.forward = model.high.forward
+    amp.prepare(model)
+    amp.close()
+    assert model.high.forward is own
+
+
 def test_a_low_layer_in_a_float32_model():
     amp = session(ua.Policy(layer_overrides={"low": "bfloat16"}))
     model = amp.prepare(Two())

@@ -32,9 +32,7 @@ def layer_dtypes(model: Block, policy: Policy) -> dict[str, str]:
     blocks = dict(walk(model))
     named = match_layers(policy.layer_overrides, blocks) if policy.layer_overrides else {}
     norms = {
-        path: "float32"
-        for path, block in blocks.items()
-        if policy.keep_norm_float32 and isinstance(block, _NORMS) and dtype_at(path, named) is None
+        path: "float32" for path, block in blocks.items() if policy.keep_norm_float32 and isinstance(block, _NORMS)
     }
     return norms | named
 

@@ -30,8 +30,10 @@ def with_values(gradient: Gradient, values: Tensor) -> Gradient:
 
 
 def multiplied(gradient: Gradient, factor: Tensor) -> Gradient:
-    """Return the gradient times a scalar, in the gradient's dtype."""
+    """Return the gradient times a scalar, in the gradient's dtype; of 16 bits, rounded once."""
     values = dense_values(gradient)
+    if values.dtype in (tf.float16, tf.bfloat16):
+        return with_values(gradient, tf.cast(tf.cast(values, factor.dtype) * factor, values.dtype))
     return with_values(gradient, values * tf.cast(factor, values.dtype))
 
 

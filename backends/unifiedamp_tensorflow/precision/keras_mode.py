@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import tensorflow as tf
@@ -140,7 +140,7 @@ class KerasMode:
                 plain = bool(layer.weights) and not casts_itself(layer)
                 pinned = plain or layer.dtype_policy.name != self._name
                 call = None
-                if self._in_float8(label, layer, kept.get(path)):
+                if self._in_float8(label, layer, kept.get(path) or _dtype_around(path, kept)):
                     delayed = recipe.scaling == "delayed"
                     scales = self._scaling.add(name, float8_layers.sizes_of(layer)) if delayed else None
                     call = functools.partial(float8.call, recipe, scales)
@@ -186,13 +186,16 @@ class KerasMode:
     def wanted(self, model: Model, policy: Policy) -> list[tuple[str, Layer, str]]:
         """Return (path, layer, policy name) for the layers of ``model`` under ``policy``.
 
-        A layer whose policy differs from its model's was given that dtype by the user, and keeps it unless an override
-        names it.
+        An override also holds for the layers inside those that it names. A layer whose policy differs from its model's
+        was given that dtype by the user, and keeps it unless an override names the layer itself.
         """
         found = list(layers.walk(model))
         chosen = match_layers(policy.layer_overrides, [path for path, _ in found])
         shared = model.dtype_policy.name
-        return [(path, layer, _wanted(policy, layer, shared, chosen.get(path))) for path, layer in found]
+        return [
+            (path, layer, _wanted(policy, layer, shared, chosen.get(path), _dtype_around(path, chosen)))
+            for path, layer in found
+        ]
 
     # -- answers -------------------------------------------------------------------------------------------------
 
@@ -232,14 +235,25 @@ class KerasMode:
         return rows + (float8_layers.rows(self._float8, policy.float8) if policy.compute_dtype == float8.NAME else [])
 
 
-def _wanted(policy: Policy, layer: Layer, shared: str, override: str | None) -> str:
+def _dtype_around(path: str, chosen: Mapping[str, str]) -> str | None:
+    """Return the dtype of the nearest layer in ``chosen`` that holds the one at ``path``."""
+    while path := path.rpartition(".")[0]:
+        if path in chosen:
+            return chosen[path]
+    return None
+
+
+def _wanted(policy: Policy, layer: Layer, shared: str, override: str | None, around: str | None) -> str:
+    """Return the name of a layer's dtype policy; ``override``: its own one; ``around``: that of a layer around it."""
     own = layer.dtype_policy.name
+    keeps_norm = policy.keep_norm_float32 and policy.param_dtype != "float32" and _is_norm(layer)
+    override = override or (around if own == shared and not keeps_norm else None)
     operation = layer_op(layer, policy.op_overrides)
     dtype = operation if operation == "float32" else override or operation
     if dtype is not None:
         dtype = policy.region_dtype if dtype == "compute" else dtype
         return f"mixed_{dtype}" if policy.param_dtype == "float32" != dtype else dtype
-    if policy.keep_norm_float32 and policy.param_dtype != "float32" and _is_norm(layer):
+    if keeps_norm:
         return "float32"
     return keras_policy(policy.param_dtype, policy.region_dtype) if own == shared else own
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from unifiedamp.backend import errors
 
 from .._types import Gradient, Graph, Pairs, Tensor, Variable
-from ..device.numerics import clamped, global_norm
+from ..device.numerics import clamped, global_norm, multiplied
 from ..distributed.replicas import Replicas, first_copy
 from ..precision.tapes import current_home
 from .scaler import DeviceScaler
@@ -201,7 +201,7 @@ class GradientBuffer:
         values = [tf.convert_to_tensor(gradient) for gradient in self.present.values()]  # slices name rows twice
         norm = global_norm(values)
         factor = tf.minimum(1.0, max_norm / tf.maximum(norm, max_norm))
-        clipped = [_multiplied(value, factor) for value in values]
+        clipped = [multiplied(value, factor) for value in values]
         self.present.update(zip(self.present, clipped, strict=True))
         return norm
 
@@ -263,13 +263,6 @@ class GradientBuffer:
         """Restore a snapshot, after a call that may have replayed a trace."""
         self.forget()
         self._seen, self.lost, self._conditional = tuple(seen), lost, conditional
-
-
-def _multiplied(gradient: Tensor, factor: Tensor) -> Tensor:
-    """Return a gradient times a number; of 16 bits, rounded once."""
-    if gradient.dtype in (tf.float16, tf.bfloat16):
-        return tf.cast(tf.cast(gradient, factor.dtype) * factor, gradient.dtype)
-    return gradient * tf.cast(factor, gradient.dtype)
 
 
 def _of_any(names: str | tf.distribute.DistributedValues) -> tuple[str, ...]:

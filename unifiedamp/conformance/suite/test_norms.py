@@ -84,10 +84,10 @@ def test_a_norm_that_is_named_has_the_dtype_named(harness, keep, dtype):
 
 @pytest.mark.needs("float32_weights", "layer_overrides")
 def test_a_norm_in_a_block_has_the_dtype_that_names_it(harness):
-    """The dtype that the block's glob gives it, or a separate glob."""
+    """The dtype of a glob that matches the norm itself; one that names the block alone leaves it in float32."""
     policy = pure(harness, True, "float16")
     expected = {"block": False, "block.norm": True}
-    for overrides in ({}, {"block*": "float16"}, {"block": "float16", "block.norm": "float32"}):
+    for overrides in ({}, {"block": "float16"}, {"block*": "float16"}, {"block": "float16", "block.norm": "float32"}):
         amp = session(harness, policy=policy.replace(layer_overrides=overrides))
         with amp.scope():
             model = harness.nested_norm(8)

@@ -65,6 +65,24 @@ def test_a_name_is_no_prefix(harness, kept):
         assert differ(by_one, wider)
 
 
+@pytest.mark.needs("layer_overrides", "float32_weights")
+def test_a_block_that_is_named_holds_its_layers(harness, form):
+    """They have its dtype, too."""
+    answers = []
+    for policy in ("float32", MIXED.replace(layer_overrides={"block": "float32"}), MIXED):
+        amp = session(harness, form, policy)
+        with amp.scope():
+            model = harness.nested_norm(SIZE)
+        model, rng = amp.prepare(model), np.random.default_rng(0)
+        values = {name: rng.normal(size=array.shape) for name, array in sorted(amp.master_weights(model).items())}
+        amp.load_master_weights(model, values)
+        call = compiled(amp, form, lambda x, model=model: model(x))
+        with amp.inference(model):
+            answers.append(amp.to_numpy(call(amp.to_native(batch()))))
+    np.testing.assert_allclose(answers[1], answers[0], rtol=1e-5, atol=1e-5)
+    assert differ(answers[2], answers[0])
+
+
 @pytest.mark.needs("layer_overrides")
 @pytest.mark.parametrize("low", ["layer0", "layer1"])
 def test_an_overridden_layer_in_a_low_dtype(harness, form, low):

@@ -125,6 +125,14 @@ def test_a_skip_changes_no_weight_and_no_random_number(harness, form, update):
     assert skipping.amp.skipped_steps == 2
 
 
+@pytest.mark.needs("loss_scaling")
+def test_gradients_are_rounded_but_the_scale_is_not(harness):
+    """Its reciprocal would be 1 in bfloat16."""
+    run = run_of(harness, "eager", "kahan", lr=1.0, loss_scale=ua.StaticLossScale(1.0 / (1.0 + 2.0**-8)))
+    run.feed(1.5)
+    assert true_weights(run) == pytest.approx([-0.5], abs=2.0**-8)
+
+
 @pytest.mark.parametrize("update", KINDS)
 def test_updates_go_on_bit_for_bit_from_a_state(harness, form, update):
     gradients = [1.0, 0.125, 3.0, 0.75, 1.0, 0.5]
