@@ -94,7 +94,9 @@ SECTIONS = {
         "Replicas of a Keras model",
         "Keras's ResNet-50 under `MirroredStrategy`: a Keras policy with `LossScaleOptimizer`, the same with each "
         "replica's forward and backward pass in a `tf.function(jit_compile=True)`, and unifiedamp. The global batch is "
-        "that of a replica times their number.",
+        "that of a replica times their number.\n\n`forward and backward by XLA and the sum, alone` trains nothing: the "
+        "time that a step takes above it is that of the check and the update. The run of 2026-11-25 is from before "
+        "unifiedamp joined the gradients inside XLA's program for their sum; the two ran on different hosts.",
     ),
     "frameworks": (
         "Speedup",

@@ -85,6 +85,10 @@ class IndexedSlices(Protocol):
     dense_shape: Tensor
     dtype: DType
 
+    @property
+    def shape(self) -> Any:
+        """A ``tf.TensorShape``."""
+
 
 Gradient: TypeAlias = "Tensor | IndexedSlices"
 Named: TypeAlias = "dict[str, Variable]"

@@ -55,6 +55,8 @@ def test_xla_runs_all_but_the_sum_and_what_spans_replicas(replica_results):
     for of_sums in ("IsFinite", "Reciprocal"):
         assert inside[of_sums] > 0
         assert of_sums not in outside
+    assert inside["ConcatV2"] > 0
+    assert "ConcatV2" not in outside, "gradients are joined for their sum inside a program"
     for together in ("CollectiveReduceV2", "If"):
         assert outside[together] > 0
         assert together not in inside

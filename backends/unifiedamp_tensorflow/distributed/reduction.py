@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from .._types import Gradient
-from .replica_programs import end_program, resume_program
+from .packing import Packed
+from .replica_programs import compiled_by_xla, end_program, resume_program
 
 
 def sum_of(gradients: Sequence[Gradient], dtype: str | None) -> list[Gradient]:
@@ -19,11 +20,22 @@ def sum_of(gradients: Sequence[Gradient], dtype: str | None) -> list[Gradient]:
             than sum, keep theirs.
     """
     low = [_narrowed(gradient, dtype) for gradient in gradients]
-    end_program()
-    sums = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, low)
-    resume_program()  # hundreds of small operations check, unscale and clip the sums
+    sums = _packed_sums(low) if compiled_by_xla() else _sums(low)
     pairs = zip(sums, gradients, strict=True)
     return [total if total.dtype == gradient.dtype else tf.cast(total, gradient.dtype) for total, gradient in pairs]
+
+
+def _packed_sums(gradients: Sequence[Gradient]) -> list[Gradient]:
+    packed = Packed(gradients)
+    end_program()
+    sums = _sums(packed.tensors)
+    resume_program()  # hundreds of small operations check, unscale and clip the sums
+    return packed.unpacked(sums)
+
+
+def _sums(gradients: Sequence[Gradient]) -> list[Gradient]:
+    found: list[Gradient] = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+    return found
 
 
 def _narrowed(gradient: Gradient, dtype: str | None) -> Gradient:
