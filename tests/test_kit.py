@@ -182,6 +182,14 @@ def test_a_share_is_a_whole_number(judge, share):
     assert f"--amp-sample {share}: give FORM, or FORM=N" in done.stderr
 
 
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["here", "worker"])
+def test_a_form_that_no_backend_has_is_refused(judge, workers):
+    done, _ = judge(options=(*workers, "--amp-form", "eagre"))
+    assert done.returncode == 4
+    assert "--amp-form eagre: the forms of judged are eager" in done.stderr
+    assert "INTERNALERROR" not in done.stdout + done.stderr
+
+
 def test_an_expectation_needs_a_reason(judge):
     done, _ = judge(BROKEN, reason="")
     assert done.returncode == 4

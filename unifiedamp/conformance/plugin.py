@@ -54,6 +54,23 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(report.Reporter(path), "unifiedamp-report")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist starts workers
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Refuse a form that no backend under test has: nothing would be tested.
+
+    Raises:
+        pytest.UsageError: there is one.
+    """
+    wanted, names = session.config.getoption("--amp-form"), backends(session.config)
+    if not wanted or not names:
+        return
+    known = dict.fromkeys(form for name in names for form in load_harness(name).forms)
+    if missing := [form for form in wanted if form not in known]:
+        raise pytest.UsageError(
+            f"--amp-form {', '.join(missing)}: the forms of {', '.join(names)} are {', '.join(known)}"
+        )
+
+
 def backends(config: pytest.Config, module: Any = None) -> list[str]:
     """Return the names under test: the module's ``AMP_BACKEND``, the option's, or all that have a harness here."""
     named = getattr(module, "AMP_BACKEND", None) or config.getoption("--amp-backend")
@@ -116,7 +133,8 @@ def harness(request: pytest.FixtureRequest) -> Harness:
 def backend_of(item: pytest.Item) -> str | None:
     """Return the backend that a test runs on; None where it runs on none in particular."""
     call = getattr(item, "callspec", None)
-    return call.params.get("harness") if call else None
+    name = call.params.get("harness") if call else None
+    return name if isinstance(name, str) else None  # pytest leaves a mark where no backend has the form
 
 
 @pytest.hookimpl(trylast=True)
