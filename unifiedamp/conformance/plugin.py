@@ -61,8 +61,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     Raises:
         pytest.UsageError: there is one.
     """
-    wanted, names = session.config.getoption("--amp-form"), backends(session.config)
-    if not wanted or not names:
+    wanted = session.config.getoption("--amp-form")
+    if not wanted or not (names := backends(session.config)):
         return
     known = dict.fromkeys(form for name in names for form in load_harness(name).forms)
     if missing := [form for form in wanted if form not in known]:
