@@ -80,7 +80,7 @@ def test_a_helper_class_around_the_scaler_is_refused_for_its_own_lines(tmp_path)
     folder = copied(tmp_path, "mae")
     said = written(folder)
     assert f"{folder / 'util/misc.py'}:13: self._scaler.scale(loss).backward(create_graph=create_graph)" in said
-    assert "NativeScaler() scales losses by a GradScaler of its own" in said  # where it is made
+    assert "NativeScaler() holds a GradScaler and scales losses by it" in said  # where it is made
     assert "0 migrated, 3 by hand" in said
 
 

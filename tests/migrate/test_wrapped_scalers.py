@@ -25,7 +25,7 @@ def test_an_object_around_a_scaler_is_pointed_at(module, name):
     done = migrated(TRAIN.format(module=module, name=name, more=""))
     assert not done.changed
     assert not done.refused
-    assert [(one.line, "a GradScaler of its own" in one.what) for one in done.findings] == [(5, True), (7, False)]
+    assert [(one.line, "holds a GradScaler" in one.what) for one in done.findings] == [(5, True), (7, False)]
 
 
 def test_it_is_pointed_at_without_an_autocast_beside_it():

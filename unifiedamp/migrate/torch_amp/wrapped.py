@@ -36,7 +36,7 @@ def wrapped(source: Source, kind: str) -> list[cst.Call]:
 def note_wrapped(work: Work) -> None:
     """Say where an object around a GradScaler, made by other code, scales the losses."""
     for call in wrapped(work.source, "Native"):
-        what = f"{work.source.code(call)} scales losses by a GradScaler of its own, in code that is not here"
+        what = f"{work.source.code(call)} holds a GradScaler and scales losses by it, in code that is not here"
         work.note(call, what, f"it goes on working as it is; to use a session, write {_WRITE}")
 
 
