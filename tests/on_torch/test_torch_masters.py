@@ -88,6 +88,16 @@ def test_masters_are_those_of_the_loop_by_hand(dtype, accumulate, kind):
     assert all(param.grad is None for param in (*model.parameters(), *masters(optimizer)))
 
 
+def after_one_step():
+    """Return a session with master weights, a model whose first step changed them alone, and its optimizer."""
+    amp = session("bfloat16", master_weights=True)
+    model = linear()
+    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=2.0**-12))
+    backward(amp, model, optimizer)
+    amp.step(optimizer)
+    return amp, model, optimizer
+
+
 def test_compiled_is_eager():
     torch._dynamo.reset()
     found = []
@@ -208,11 +218,7 @@ def test_each_of_two_optimizers_has_its_masters():
 
 
 def test_a_model_that_holds_one_prepared_before_keeps_its_masters():
-    amp = session("bfloat16", master_weights=True)
-    inner = linear()
-    inner, optimizer = amp.prepare(inner, torch.optim.SGD(inner.parameters(), lr=2.0**-12))
-    backward(amp, inner, optimizer)
-    amp.step(optimizer)
+    amp, inner, optimizer = after_one_step()
     outer = amp.prepare(torch.nn.Sequential(inner))
     backward(amp, outer, optimizer)
     amp.step(optimizer)
@@ -221,11 +227,7 @@ def test_a_model_that_holds_one_prepared_before_keeps_its_masters():
 
 
 def test_what_is_written_to_the_model_goes_to_the_masters():
-    amp = session("bfloat16", master_weights=True)
-    model = linear()
-    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=2.0**-12))
-    backward(amp, model, optimizer)
-    amp.step(optimizer)
+    amp, model, optimizer = after_one_step()
     model.load_state_dict({"weight": torch.full((1, 2), 3.0)})
     backward(amp, model, optimizer)
     with torch.no_grad():
