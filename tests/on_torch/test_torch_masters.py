@@ -88,16 +88,6 @@ def test_masters_are_those_of_the_loop_by_hand(dtype, accumulate, kind):
     assert all(param.grad is None for param in (*model.parameters(), *masters(optimizer)))
 
 
-def after_one_step():
-    """Return a session with master weights, a model whose first step changed them alone, and its optimizer."""
-    amp = session("bfloat16", master_weights=True)
-    model = linear()
-    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=2.0**-12))
-    backward(amp, model, optimizer)
-    amp.step(optimizer)
-    return amp, model, optimizer
-
-
 def test_compiled_is_eager():
     torch._dynamo.reset()
     found = []
@@ -165,6 +155,16 @@ def linear(value=1.0, outputs=1):
 
 def backward(amp, model, optimizer, x=1.0):
     amp.backward(lambda: model(torch.full((1, 2), x)).float().sum(), optimizer)
+
+
+def after_one_step():
+    """Return a session with master weights, a model whose first step changed them alone, and its optimizer."""
+    amp = session("bfloat16", master_weights=True)
+    model = linear()
+    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=2.0**-12))
+    backward(amp, model, optimizer)
+    amp.step(optimizer)
+    return amp, model, optimizer
 
 
 def test_gradients_add_up_in_float32_under_the_models_names():
