@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +16,7 @@ from unifiedamp.backend.forecast import PLACES, SCALINGS, SHIFT, ProductCounts, 
 from unifiedamp.backend.rounding import scale_values
 from unifiedamp.forecast.counted import dump_counts
 from unifiedamp.forecast.forecast import Forecast
-from unifiedamp.forecast.losses import rounding
+from unifiedamp.forecast.losses import rounding, rounding_at
 from unifiedamp.forecast.scaled_formats import SCALED_FORMATS
 from unifiedamp.forecast.start import check_policy
 from unifiedamp.forecast.totals import LayerTotals, Totals
@@ -43,11 +43,21 @@ def spread(center, deviation, count=20000):
     return (center * np.exp(rng.normal(0, deviation, count)) * rng.choice([-1, 1], count)).astype(np.float32)
 
 
+def rounding_by_table(counts, largest, format, scale=1.0, saturate=False):
+    """What the table finds of the second of two tensors, at the second of two scales."""
+    others = np.stack([np.zeros(PLACES, int), counts]), np.array([0.0, largest])
+    found = rounding_at(*others, format, (2.0, scale), saturate)
+    assert found.values[0] == found.error[0, 0] == found.overflow[1, 0] == 0
+    return replace(found, **{each.name: getattr(found, each.name)[..., 1][..., -1] for each in fields(found)
+                             if each.name != "values"}, values=found.values[1])  # fmt: skip
+
+
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.parametrize("rounding", [rounding, rounding_by_table])
 @pytest.mark.parametrize("saturate", [False, True])
 @pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize(("center", "deviation", "scale"), [(1, 0.5, 1), (1, 3, 1e-3), (1, 6, 1e4), (1e-12, 9, 37)])
-def test_losses_are_those_of_casts(name, center, deviation, scale, saturate):
+def test_losses_are_those_of_casts(name, center, deviation, scale, saturate, rounding):
     """But for values whose interval lies across an edge: 1/8 of a power of two."""
     format, values = FLOAT_FORMATS[name], spread(center, deviation)
     seen = counted(values)
@@ -67,7 +77,8 @@ def test_losses_are_those_of_casts(name, center, deviation, scale, saturate):
     assert found.values == values.size
 
 
-def test_values_alike_lose_nothing_that_they_do_not():
+@pytest.mark.parametrize("rounding", [rounding, rounding_by_table])
+def test_values_alike_lose_nothing_that_they_do_not(rounding):
     """0.5 is a number of each format; and all that is left of an interval is its largest value."""
     seen = counted(np.full(10, 0.5))
     for format in FLOAT_FORMATS.values():

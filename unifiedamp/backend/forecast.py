@@ -77,11 +77,12 @@ class TensorCounts:
 
 def by_tensor(counts: Mapping[tuple[str, str], TensorCounts]) -> dict[str, TensorCounts]:
     """Return name → counts with those of its scaled values, given (name, scaling or "") → counts."""
-    return {
-        name: replace(found, scaled={which: each for (of, which), each in counts.items() if of == name and which})
-        for (name, scaling), found in counts.items()
-        if not scaling
-    }
+    scaled: dict[str, dict[str, TensorCounts]] = {}
+    for (name, scaling), found in counts.items():
+        if scaling:
+            scaled.setdefault(name, {})[scaling] = found
+    plain = {name: found for (name, scaling), found in counts.items() if not scaling}
+    return {name: replace(found, scaled=scaled[name]) if name in scaled else found for name, found in plain.items()}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import Any
 
@@ -227,11 +227,16 @@ def is_installed(framework: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
+@cache
+def _version_of(distribution: str) -> str:
+    return version(distribution)  # parses the whole metadata, which takes milliseconds
+
+
 def installed_version(plugin: BackendPlugin) -> str | None:
     """Return the framework's version from its distribution's metadata, without importing it."""
     for distribution in plugin.distributions:
         try:
-            return version(distribution)
+            return _version_of(distribution)
         except PackageNotFoundError:
             continue
     return None

@@ -14,7 +14,7 @@ from ..output.files import write_whole
 from ..policy import Policy
 from .choice import ALL_FORMATS, FORMATS, PolicyForecast, best_loss_scale, cheapest, policy_for
 from .counted import read_counts
-from .layers import COLUMNS, IN_16_BITS, LayerForecast, ScaledGradients, layer_forecast
+from .layers import COLUMNS, IN_16_BITS, LayerForecast, layer_forecasts, scaled_gradients
 from .scaled_formats import SCALED_FORMATS
 from .totals import LayerTotals
 
@@ -51,11 +51,9 @@ class Forecast:
             max_error: see the attribute.
             formats: those to make policies for.
         """
-        gradients = [ScaledGradients(each) for each in totals]
+        gradients = scaled_gradients(totals)
         scale = best_loss_scale(totals, gradients, max_error)
-        layers = [
-            layer_forecast(each, its, scale, max_error, formats) for each, its in zip(totals, gradients, strict=True)
-        ]
+        layers = layer_forecasts(totals, gradients, scale, max_error, formats)
         policies = {one: policy_for(one, layers, scale, max_error) for one in ALL_FORMATS if one in formats}
         found = {key: value for key, value in about.items() if key != "runs"}
         return cls(found, max_error, scale, layers, policies, _notes(about, layers, policies))

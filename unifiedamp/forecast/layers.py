@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ..backend.forecast import ALL_TENSORS, GRADIENTS, OPERANDS
+from ..backend.forecast import ALL_TENSORS, GRADIENTS, NON_FINITE, OPERANDS
 from ..formats import FLOAT_FORMATS
 from .losses import rounding
 from .scaled_formats import SCALED_FORMATS, ScaledFormat
@@ -90,6 +89,7 @@ class LayerForecast:
         return asdict(self)
 
 
+@dataclass(frozen=True)
 class ScaledGradients:
     """A layer's gradients in float16 at each of :data:`SCALES`.
 
@@ -98,16 +98,8 @@ class ScaledGradients:
         limit: see ``LayerForecast.scale_limit``.
     """
 
-    def __init__(self, totals: LayerTotals) -> None:
-        format = FLOAT_FORMATS["float16"]
-        found = [totals.tensors[name] for name in GRADIENTS if name in totals.tensors]
-        self.errors = [0.0] * len(SCALES)
-        if found:
-            rounded = rounding_of(found, format, np.array(SCALES)[:, None])
-            self.errors = (rounded.error / np.maximum(rounded.values, 1.0)).max(-1).tolist()
-        largest = max((each.largest for each in found), default=0.0)
-        clean = [scale for scale in SCALES if largest * scale <= format.max]
-        self.limit = max(clean, default=0.0)
+    errors: Sequence[float]
+    limit: float
 
     def hurt(self, place: int, max_error: float) -> bool:
         """Return whether the layer cannot do with the scale ``SCALES[place]``."""
@@ -118,50 +110,86 @@ class ScaledGradients:
         return next((scale for scale, error in zip(SCALES, self.errors, strict=True) if error <= max_error), None)
 
 
-def layer_forecast(
-    totals: LayerTotals, gradients: ScaledGradients, loss_scale: float, max_error: float, formats: Sequence[str] = ()
-) -> LayerForecast:
-    """Return what each format would do to a layer.
+def scaled_gradients(totals: Sequence[LayerTotals]) -> list[ScaledGradients]:
+    """Return those of each layer."""
+    format = FLOAT_FORMATS["float16"]
+    found = [[each.tensors[name] for name in GRADIENTS if name in each.tensors] for each in totals]
+    together = [tensor for each in found for tensor in each]
+    errors = np.zeros((len(SCALES), 0))
+    if together:
+        rounded = rounding_of(together, format, SCALES)
+        errors = rounded.error / np.maximum(rounded.values, 1.0)
+    rows = iter(errors.T)
+    scaled = []
+    for tensors in found:
+        worst = np.max([next(rows) for _ in tensors], axis=0, initial=0.0) if tensors else np.zeros(len(SCALES))
+        largest = max((each.largest for each in tensors), default=0.0)
+        limit = max((scale for scale in SCALES if largest * scale <= format.max), default=0.0)
+        scaled.append(ScaledGradients(worst.tolist(), limit))
+    return scaled
+
+
+def layer_forecasts(
+    totals: Sequence[LayerTotals],
+    gradients: Sequence[ScaledGradients],
+    loss_scale: float,
+    max_error: float,
+    formats: Sequence[str] = (),
+) -> list[LayerForecast]:
+    """Return what each format would do to each layer.
 
     Args:
-        totals: of the layer.
-        gradients: of the layer.
+        totals: of each layer.
+        gradients: of each layer.
         loss_scale: of float16 gradients.
         max_error: the mean squared relative error that is accepted.
         formats: those of ``SCALED_FORMATS`` are looked at too.
     """
-    names = [name for name in ALL_TENSORS if name in totals.tensors]
-    scales = [loss_scale if name in GRADIENTS else 1.0 for name in names]
-    losses = {
-        "float16": _losses(totals, names, "float16", scales),
-        "bfloat16": _losses(totals, names, "bfloat16", 1.0),
-    }
-    for column, recipe in (("float8", "tensorwise"), ("float8 delayed", "delayed")):
-        losses[column] = [_float8(name, totals.tensors[name].float8.get(recipe)) for name in names if name in OPERANDS]
-    for format in formats:
-        if format in SCALED_FORMATS:
-            losses[format] = [_scaled(totals, name, SCALED_FORMATS[format]) for name in names if name in OPERANDS]
-    return LayerForecast(
-        totals.layer, totals.kind, totals.work, totals.float8, losses, gradients.needed(max_error), gradients.limit,
-        {name: exponents(totals.tensors[name]) for name in names},
-        {name: each.non_finite for name, each in totals.tensors.items() if each.non_finite}, totals.holds_layers,
-    )  # fmt: skip
+    float16 = _losses(totals, "float16", loss_scale)
+    bfloat16 = _losses(totals, "bfloat16", 1.0)
+    found = []
+    for layer, its, in_float16, in_bfloat16 in zip(totals, gradients, float16, bfloat16, strict=True):
+        operands = [(name, layer.tensors[name]) for name in OPERANDS if name in layer.tensors]
+        losses = {"float16": in_float16, "bfloat16": in_bfloat16}
+        for column, recipe in (("float8", "tensorwise"), ("float8 delayed", "delayed")):
+            losses[column] = [_float8(name, tensor.float8.get(recipe)) for name, tensor in operands]
+        for format in formats:
+            if format in SCALED_FORMATS:
+                losses[format] = [_scaled(name, tensor, SCALED_FORMATS[format]) for name, tensor in operands]
+        found.append(LayerForecast(
+            layer.layer, layer.kind, layer.work, layer.float8, losses, its.needed(max_error), its.limit,
+            {name: exponents(layer.tensors[name]) for name in _names(layer)},
+            {name: each.non_finite for name, each in layer.tensors.items() if each.non_finite}, layer.holds_layers,
+        ))  # fmt: skip
+    return found
 
 
-def _losses(totals: LayerTotals, names: Sequence[str], format: str, scales: Any) -> list[TensorLoss]:
-    if not names:
-        return []
-    found = rounding_of([totals.tensors[name] for name in names], FLOAT_FORMATS[format], scales)
-    sums = zip(found.values, found.flushed, found.subnormal, found.overflow, found.error, strict=True)
-    return [_shares(name, *row) for name, row in zip(names, sums, strict=True)]
+def _names(layer: LayerTotals) -> list[str]:
+    return [name for name in ALL_TENSORS if name in layer.tensors]
+
+
+def _losses(totals: Sequence[LayerTotals], format: str, loss_scale: float) -> list[list[TensorLoss]]:
+    """Return what a format does to each tensor of each layer, to gradients with a loss scale."""
+    together = [layer.tensors[name] for layer in totals for name in _names(layer)]
+    if not together:
+        return [[] for _ in totals]
+    found = rounding_of(together, FLOAT_FORMATS[format], (1.0, loss_scale))
+    sums = np.stack([found.flushed, found.subnormal, found.overflow, found.error], -1).tolist()
+    rows = zip(found.values.tolist(), *sums, strict=True)
+    losses = []
+    for layer in totals:
+        named = [(name, next(rows)) for name in _names(layer)]
+        losses.append([_shares(name, values, *(scaled if name in GRADIENTS else plain))
+                       for name, (values, plain, scaled) in named])  # fmt: skip
+    return losses
 
 
 def _float8(name: str, sums: list[float] | None) -> TensorLoss:
     return _shares(name, *sums) if sums else TensorLoss(name)
 
 
-def _scaled(totals: LayerTotals, name: str, format: ScaledFormat) -> TensorLoss:
-    counted = totals.tensors[name].scaled.get(format.scaling)
+def _scaled(name: str, totals: TensorTotals, format: ScaledFormat) -> TensorLoss:
+    counted = totals.scaled.get(format.scaling)
     if counted is None:
         return TensorLoss(name)
     found = rounding(counted.counts, counted.largest, format.element, format.factor, saturate=True)
@@ -174,12 +202,10 @@ def _shares(name: str, values: float, *sums: Any) -> TensorLoss:
 
 def exponents(totals: TensorTotals) -> dict[int, float]:
     """Return power of two → share of the values that are not zero."""
-    found: dict[int, float] = {}
-    for place in (np.flatnonzero(totals.counts[1:]) + 1).tolist():
-        power = place // 8 - 127 if place >= 8 else -127
-        found[power] = found.get(power, 0.0) + float(totals.counts[place])
-    there = math.fsum(found.values())
-    return {power: count / there for power, count in found.items()}
+    by_power = totals.counts[:NON_FINITE].reshape(-1, 8).sum(-1)  # eight places to a power of two
+    by_power[0] -= totals.counts[0]
+    there, powers = int(by_power.sum()), np.flatnonzero(by_power)
+    return dict(zip((powers - 127).tolist(), (by_power[powers] / max(1, there)).tolist(), strict=True))
 
 
 def _percent(share: float) -> str:

@@ -18,6 +18,7 @@ lost, with an error of 1. The interval of the largest value ends there.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..backend.forecast import NON_FINITE, SHIFT
+from ..backend.forecast import NON_FINITE, PLACES, SHIFT
 from ..formats import FloatFormat
 
 Floats = npt.NDArray[np.float64]
@@ -66,15 +67,54 @@ def rounding(counts: Any, largest: Any, format: FloatFormat, scale: Any = 1.0, s
     """
     counts, largest, scale = np.asarray(counts), np.asarray(largest, np.float64), np.asarray(scale, np.float64)
     tensors = counts.shape[:-1]
-    rows, places = np.nonzero(counts.reshape(-1, counts.shape[-1])[:, 1:NON_FINITE])
-    places += 1  # row and place of each count that is not zero
-    held = counts.reshape(-1, counts.shape[-1])[rows, places].astype(np.float64)
+    rows, places, held = _not_zero(counts.reshape(-1, counts.shape[-1]))
     shape = np.broadcast_shapes(scale.shape, tensors)
     scales = np.broadcast_to(scale, shape).reshape(-1, math.prod(tensors))[:, rows]
     low, high = _STARTS[places], np.minimum(_STARTS[places + 1], largest.reshape(-1)[rows])
     sums = _sums(held, low * scales, np.maximum(high, low * (1 + _NARROWEST)) * scales, format, saturate)
     values = _by_row(held[None], rows, math.prod(tensors)).reshape(tensors)
     return Rounding(values, *(_by_row(each, rows, math.prod(tensors)).reshape(shape) for each in sums))
+
+
+def rounding_at(
+    counts: Any, largest: Any, format: FloatFormat, scales: tuple[float, ...], saturate: bool = False
+) -> Rounding:
+    """Return the same for all of some scales, from a table of what rounding does to each interval: for many tensors.
+
+    Args:
+        counts: shape (tensors, ``PLACES``).
+        largest: shape (tensors,).
+        format, saturate: as above.
+        scales: positive. The attributes have shape (scales, tensors), but ``values``.
+    """
+    counts, largest = np.asarray(counts, np.float64), np.asarray(largest, np.float64)
+    table, factors = _table(format, scales, saturate), np.array(scales)[:, None]
+    sums = table @ counts.T
+    places = largest.astype(np.float32).view(np.uint32) >> SHIFT  # the interval that ends at the largest value
+    low, held = _STARTS[places], counts[np.arange(len(counts)), places] * (places > 0)
+    high = np.maximum(largest, low * (1 + _NARROWEST))
+    last = np.stack(_sums(held, low * factors, np.where(places > 0, high, 1.0) * factors, format, saturate))
+    sums += last - held * table[..., places]
+    return Rounding(counts[:, 1:NON_FINITE].sum(-1), *sums)
+
+
+@functools.lru_cache(maxsize=16)
+def _table(format: FloatFormat, scales: tuple[float, ...], saturate: bool) -> Floats:
+    """Return the sums of ``Rounding`` but ``values``, at each scale, for one value in each place."""
+    found = np.zeros((4, len(scales), PLACES))
+    low, high = _STARTS[1:NON_FINITE], np.minimum(_STARTS[2:], 2.0**128)
+    factors = np.array(scales)[:, None]
+    found[..., 1:NON_FINITE] = _sums(np.ones(len(low)), low * factors, high * factors, format, saturate)
+    return found
+
+
+def _not_zero(counts: Any) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], Floats]:
+    """Return row, place and number of each count of finite values that is not zero."""
+    flat = counts.ravel()
+    found = np.flatnonzero(flat != 0)  # several times faster than nonzero of a matrix
+    rows, places = np.divmod(found, counts.shape[-1])
+    finite = (places > 0) & (places < NON_FINITE)
+    return rows[finite], places[finite], flat[found[finite]].astype(np.float64)
 
 
 def _sums(held: Floats, x: Floats, y: Floats, format: FloatFormat, saturate: bool) -> tuple[Floats, ...]:
@@ -89,7 +129,11 @@ def _sums(held: Floats, x: Floats, y: Floats, format: FloatFormat, saturate: boo
     parted = power > start
     errors[parted] += _integral(start[parted], np.minimum(y, power)[parted], edge, format)
     error = flushed + held * errors / (y - x)
-    error += held * _saturated(x, y, edge, format.max) if saturate else over
+    if saturate:
+        beyond = y > edge
+        error[beyond] += np.broadcast_to(held, y.shape)[beyond] * _saturated(x[beyond], y[beyond], edge, format.max)
+    else:
+        error += over
     return flushed, subnormal, over, error
 
 
@@ -130,9 +174,10 @@ def _antiderivative(v: Floats, step: Floats) -> Floats:
 
 
 def _saturated(x: Floats, y: Floats, edge: float, largest: float) -> Floats:
-    """Return the mean squared relative error of the part of the intervals that is cut off at the largest number."""
+    """Return the mean squared relative error of the part of the intervals that is cut off at the largest number.
+
+    All end beyond ``edge``.
+    """
     x, width = np.maximum(x, edge), y - x
-    there = y > x
-    cut = ((y - largest) ** 3 - (x - largest) ** 3) / 3 / (x * y)
-    found: Floats = np.where(there, cut / width, 0.0)
+    found: Floats = ((y - largest) ** 3 - (x - largest) ** 3) / 3 / (x * y) / width
     return found

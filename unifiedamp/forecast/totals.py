@@ -11,7 +11,7 @@ import numpy as np
 
 from ..backend.forecast import NON_FINITE, PLACES, ProductCounts, TensorCounts
 from ..formats import FLOAT_FORMATS, LARGEST_SCALE, FloatFormat
-from .losses import Rounding, rounding
+from .losses import Rounding, rounding, rounding_at
 
 RECIPES = ("tensorwise", "delayed")
 """How the scale of a float8 tensor is found: from its present largest value, or from those of the steps before."""
@@ -49,7 +49,7 @@ class TensorTotals:
 
     def add(self, seen: TensorCounts) -> bool:
         """Add a step's counts; return whether it is one that counts for float8."""
-        if not math.isfinite(seen.largest) or np.any(seen.counts[NON_FINITE:]):
+        if not math.isfinite(seen.largest) or seen.counts[NON_FINITE:].any():
             self.non_finite += 1
             return False
         self.counts += seen.counts
@@ -86,20 +86,20 @@ class TensorTotals:
         return found
 
 
-def rounding_of(tensors: Sequence[TensorTotals], format: FloatFormat, scale: Any) -> Rounding:
-    """Return what rounding all values of some tensors, of one or more, times ``scale`` to a format does to each."""
+def rounding_of(tensors: Sequence[TensorTotals], format: FloatFormat, scales: tuple[float, ...]) -> Rounding:
+    """Return what rounding all values of some tensors, of one or more, to a format does to each at each scale."""
     counts, largest = np.stack([each.counts for each in tensors]), np.array([each.largest for each in tensors])
-    return rounding(counts, largest, format, scale)
+    return rounding_at(counts, largest, format, scales)
 
 
 def _sparse(counts: Any) -> dict[str, int]:
-    return {str(place): int(counts[place]) for place in np.flatnonzero(counts)}
+    places = np.flatnonzero(counts)
+    return dict(zip(map(str, places.tolist()), counts[places].tolist(), strict=True))
 
 
 def _dense(saved: Mapping[str, int]) -> Any:
     counts = np.zeros(PLACES, np.int64)
-    for place, count in saved.items():
-        counts[int(place)] = count
+    counts[[int(place) for place in saved]] = list(saved.values())
     return counts
 
 

@@ -17,7 +17,7 @@ from ..precision.float8_layers import rejection_reason
 from ..training.gradients import dense
 from ..training.step_context import StepContext
 from .attention import AttentionCounter
-from .product_counts import DeviceCounts
+from .product_counts import DeviceCounts, StepValues
 from .scaled_values import scale_values
 from .step_recorder import in_training
 
@@ -33,6 +33,7 @@ class LayerCounts:
         path, kind: the layer's.
         float8: why it would not run in float8.
         scalings: counted of operands.
+        step: counts the values of all layers.
         holds_layers: see ``ProductCounts``.
 
     Attributes:
@@ -41,9 +42,11 @@ class LayerCounts:
         tensors: name, and scaling or "" → counts, on the layer's device.
     """
 
-    def __init__(self, path: str, kind: str, float8: str, scalings: Sequence[str], holds_layers: bool = False) -> None:
+    def __init__(
+        self, path: str, kind: str, float8: str, scalings: Sequence[str], step: StepValues, holds_layers: bool = False
+    ) -> None:
         self.path, self._kind, self._float8, self._scalings = path, kind, float8, scalings
-        self._holds_layers = holds_layers
+        self._step, self._holds_layers = step, holds_layers
         self.work = 0
         self.tensors: dict[tuple[str, str], DeviceCounts] = {}
 
@@ -61,7 +64,7 @@ class LayerCounts:
                     self._count(name, scaling, scale_values(matrix, scaling, name == "weight"), None)
 
     def _count(self, name: str, scaling: str, tensor: torch.Tensor, inverse: torch.Tensor | None) -> None:
-        self.tensors.setdefault((name, scaling), DeviceCounts()).add(tensor, inverse)
+        self._step.add(self.tensors.setdefault((name, scaling), DeviceCounts()), tensor, inverse)
 
     def read(self, rows: Iterator[tuple[Any, float]]) -> ProductCounts:
         """Return what was counted; ``rows`` yields the counts and the largest value of each tensor."""
@@ -94,6 +97,7 @@ class TorchForecaster(Forecaster):
         self._device, self._steps = device, steps
         self.counting, self._wanted = False, tuple[str, ...]()
         self._layers: dict[str, LayerCounts] = {}
+        self._values = StepValues()
         self._remove: list[Callable[[], None]] = []
         self._watched: set[tuple[str, int]] = set()
 
@@ -112,12 +116,13 @@ class TorchForecaster(Forecaster):
 
     def _attention_layer(self, path: str, module: nn.Module, holds_layers: bool) -> LayerCounts:
         kind = type(module).__name__
-        layer = LayerCounts(path, kind, forecast.NO_FLOAT8_ATTENTION, (), holds_layers)
+        layer = LayerCounts(path, kind, forecast.NO_FLOAT8_ATTENTION, (), self._values, holds_layers)
         return self._layers.setdefault(path, layer)
 
     def _hook(self, path: str, module: nn.Module) -> None:
         why = rejection_reason(path, module, {}) if isinstance(module, nn.Linear) else "only linear layers are"
-        layer = LayerCounts(path, type(module).__name__, why, self._wanted if isinstance(module, nn.Linear) else ())
+        wanted = self._wanted if isinstance(module, nn.Linear) else ()
+        layer = LayerCounts(path, type(module).__name__, why, wanted, self._values)
 
         def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if not isinstance(output, torch.Tensor):
@@ -166,7 +171,8 @@ class TorchForecaster(Forecaster):
             self._remove.pop()()
         self._watched.clear()
         self.counting, layers = False, list(self._layers.values())
-        self._layers = {}
+        self._layers, values, self._values = {}, self._values, StepValues()
+        values.count()
         rows = [each for layer in layers for each in layer.tensors.values()]
         if not rows:
             return []
