@@ -76,6 +76,9 @@ class Variable(Tensor, Protocol):
     def assign_add(self, delta: object, read_value: bool = True) -> Tensor:
         """Add to the value."""
 
+    def assign_sub(self, delta: object, read_value: bool = True) -> Tensor:
+        """Subtract from the value."""
+
 
 class IndexedSlices(Protocol):
     """``tf.IndexedSlices``: the gradient of a gather."""
@@ -149,6 +152,8 @@ class Optimizer(Protocol):
     iterations: Variable
     learning_rate: Any
     update_step: Callable[..., Any]
+    weight_decay: float | None
+    variables: Any
     _index_dict: dict[str, int]
 
     def build(self, variables: Sequence[Variable]) -> None:

@@ -35,6 +35,23 @@ class Packed:
             tf.concat([tf.reshape(gradients[place], [-1]) for place in each], 0) for each in self._joined.values()
         ]
         self.tensors: list[Gradient] = [*joined, *(gradients[place] for place in self._alone)]
+        self._parts: list[Gradient] = []
+
+    def parts(self) -> list[Gradient]:
+        """Return what stands for each gradient in the present graph."""
+        self._parts = self.unpacked(self.tensors)
+        return self._parts
+
+    def holds(self, parts: Sequence[Gradient]) -> bool:
+        """Whether all of these are among what :meth:`parts` returned last."""
+        known = {id(part) for part in self._parts}
+        return all(id(part) in known for part in parts)
+
+    def like(self, parts: Sequence[Gradient], tensors: Sequence[Gradient]) -> list[Gradient]:
+        """Return what stands for the same gradients as ``parts`` in tensors like ``self.tensors``."""
+        places = {id(part): place for place, part in enumerate(self._parts)}
+        found = self.unpacked(tensors)
+        return [found[places[id(part)]] for part in parts]
 
     def unpacked(self, tensors: Sequence[Gradient]) -> list[Gradient]:
         """Return what stands for each gradient in tensors like ``self.tensors``, such as their sums."""

@@ -2,8 +2,8 @@
 
 XLA compiles for one device, so no program can span replicas. Each replica's forward and backward pass becomes one
 (several, where replicas meet or the host is asked within them), and what checks, unscales and clips the summed
-gradients another. The sum and the decision stay outside, as does the update, whose ``tf.cond`` spans replicas: its part
-on each device is compiled by itself (``xla_updates``).
+gradients another. The sum and the decision stay outside, as does the update, which spans replicas: its part on each
+device is compiled by itself (``xla_updates``).
 """
 
 from __future__ import annotations

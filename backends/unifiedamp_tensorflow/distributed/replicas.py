@@ -16,11 +16,12 @@ import tensorflow as tf
 from unifiedamp.backend import SessionSpec, errors
 
 from .. import patches
-from .._types import Gradient, Optimizer, Strategy, Variable
+from .._types import Gradient, Optimizer, Strategy, Tensor, Variable
 from .agreement import check_workers, refuse_scales, scale_row
+from .packing import Packed
 from .reduction import sum_of
-from .replica_programs import end_program, outside_programs
-from .xla_updates import updates_by_xla
+from .replica_programs import compiled_by_xla, end_program, outside_programs
+from .xla_updates import update_where, updated_already, updates_alone, updates_by_xla
 
 T = TypeVar("T")
 MakePairs = Callable[[], list[tuple[Gradient, Variable]]]
@@ -89,8 +90,21 @@ class Replicas(Protocol):
     def once(self, action: Callable[[], T]) -> T:
         """Called by all replicas: run ``action`` once; each replica gets what it returns."""
 
-    def apply(self, optimizer: Optimizer, pairs: MakePairs) -> None:
-        """Inside :meth:`once`: apply, on each replica, the (gradient, variable) pairs that it has."""
+    def updates_where(self, optimizer: Optimizer) -> bool:
+        """Whether :meth:`update_where` is for an optimizer, in the present trace."""
+
+    def update_where(self, optimizer: Optimizer, applied: Tensor, pairs: MakePairs, packs: Sequence[Packed]) -> None:
+        """Inside :meth:`once`: update variables where ``applied``, a bool scalar, holds, without waiting for it."""
+
+    def apply(self, optimizer: Optimizer, pairs: MakePairs, packs: Sequence[Packed], updated: bool) -> None:
+        """Inside :meth:`once`: apply, on each replica, the (gradient, variable) pairs that it has.
+
+        Args:
+            optimizer: a Keras optimizer.
+            pairs: returns those of the calling replica.
+            packs: in which gradients may be joined.
+            updated: :meth:`update_where` has updated the variables.
+        """
 
     def update(self, variable: Variable, change: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """Inside :meth:`once`: call ``change``, on each replica, with its copy of a variable and of ``args``."""
@@ -163,7 +177,14 @@ class SingleReplica:
         """Call it."""
         return action()
 
-    def apply(self, optimizer: Optimizer, pairs: MakePairs) -> None:
+    def updates_where(self, optimizer: Optimizer) -> bool:
+        """One program holds the decision and the update."""
+        return False
+
+    def update_where(self, optimizer: Optimizer, applied: Tensor, pairs: MakePairs, packs: Sequence[Packed]) -> None:
+        """Never called."""
+
+    def apply(self, optimizer: Optimizer, pairs: MakePairs, packs: Sequence[Packed], updated: bool) -> None:
         """Apply the pairs, if there are any."""
         found = pairs()
         if found:
@@ -269,10 +290,20 @@ class MirroredReplicas:
         end_program()
         return tf.distribute.get_replica_context().merge_call(lambda _strategy: action())
 
-    def apply(self, optimizer: Optimizer, pairs: MakePairs) -> None:
+    def updates_where(self, optimizer: Optimizer) -> bool:
+        """Where XLA compiles, and the optimizer only updates each variable."""
+        return compiled_by_xla() and updates_alone(optimizer)
+
+    def update_where(self, optimizer: Optimizer, applied: Tensor, pairs: MakePairs, packs: Sequence[Packed]) -> None:
+        """By a program on each device."""
+        with outside_programs():
+            update_where(self.strategy, optimizer, applied, pairs, packs)
+
+    def apply(self, optimizer: Optimizer, pairs: MakePairs, packs: Sequence[Packed], updated: bool) -> None:
         """Apply on each replica, without summing the gradients a second time."""
         summed = patches.gradients_summed_already(optimizer)
-        with summed as options, updates_by_xla(optimizer), outside_programs():
+        update = updated_already(optimizer) if updated else updates_by_xla(optimizer, packs)
+        with summed as options, update, outside_programs():
             self.strategy.extended.call_for_each_replica(lambda: optimizer.apply_gradients(pairs(), **options))
 
     def update(self, variable: Variable, change: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -11,7 +11,9 @@ from unifiedamp.backend import errors
 
 from .._types import Gradient, Graph, Pairs, Tensor, Variable
 from ..device.numerics import clamped, global_norm, multiplied
+from ..distributed.packing import Packed
 from ..distributed.replicas import Replicas, first_copy
+from ..distributed.xla_updates import takes_packed
 from ..precision.tapes import current_home
 from .scaler import DeviceScaler
 from .trained_variables import TrainedVariables
@@ -34,6 +36,7 @@ class GradientBuffer:
     Attributes:
         present: name → gradient, where there is one.
         flags: bool vector over ``present``, set once they are unscaled (where there is a scaler).
+        packed: the gradients to be applied, joined; None where they are not.
         losses: the unscaled losses, as far as they were made in this call.
         lost: gradients were made in a compiled function that has ended.
         on_reduced: called with the gradients once they are summed over replicas, before they are unscaled; None where
@@ -50,6 +53,7 @@ class GradientBuffer:
         self.flags: Tensor | None = None
         self.losses: list[Tensor] = []
         self.lost = False
+        self.packed: Packed | None = None
         self.on_reduced: Callable[[Mapping[str, Gradient]], None] | None = None
         self._complete = self._filled = False
         self._condition: Tensor | None = None
@@ -210,10 +214,17 @@ class GradientBuffer:
         for name, gradient in self.present.items():
             self.present[name] = clamped(gradient, clip_value)
 
+    def pack(self) -> None:
+        """Join the gradients for the program that updates, where XLA compiles it."""
+        if takes_packed(self._params.optimizer):
+            self.packed = Packed(list(self.present.values()))
+
     def pairs(self) -> list[tuple[Gradient, Variable]]:
         """Return what an optimizer applies: (gradient, variable), without those frozen since their gradient came."""
         training, applied = self._params.training(), self._params.applied
-        return [(gradient, applied[name]) for name, gradient in self.present.items() if name in training]
+        gradients = self.present.values() if self.packed is None else self.packed.parts()
+        pairs = zip(self.present, gradients, strict=True)
+        return [(gradient, applied[name]) for name, gradient in pairs if name in training]
 
     # -- conditions ----------------------------------------------------------------------------------------------
 
@@ -246,6 +257,7 @@ class GradientBuffer:
         self.flags = self._home = self._condition = None
         self.losses = []
         self.on_reduced = None
+        self.packed = None
         self._complete = self._filled = False
 
     # -- compiled calls ------------------------------------------------------------------------------------------

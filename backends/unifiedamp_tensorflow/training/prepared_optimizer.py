@@ -13,6 +13,7 @@ from unifiedamp.backend import errors
 
 from .. import patches
 from .._types import Optimizer, Tensor
+from ..distributed.packing import Packed
 from ..distributed.replicas import Replicas
 from . import nadam
 from .fit_window import FitWindow
@@ -90,12 +91,31 @@ class PreparedOptimizer:
 
     # -- once for all replicas -----------------------------------------------------------------------------------
 
-    def apply(self) -> None:
-        """Make the optimizer apply the gradients that are present."""
+    def update_where(self, applied: Tensor) -> bool:
+        """Update the variables where ``applied``, a bool scalar, holds; :meth:`apply` does the rest. Waits for nothing.
+
+        Returns:
+            Whether that can be done; if not, nothing was.
+        """
+        if self.followers or self.params.updates is not None or not self.replicas.updates_where(self.inner):
+            return False
+        gradients = [gradient for buffer in self._buffers.values() for gradient in buffer.present.values()]
+        if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+            return False
+        self.params.check_addition()
+        with self._progress:
+            self.replicas.update_where(self.inner, applied, lambda: self.buffer().pairs(), self._packs())
+        return True
+
+    def _packs(self) -> list[Packed]:
+        return [buffer.packed for buffer in self._buffers.values() if buffer.packed is not None]
+
+    def apply(self, updated: bool = False) -> None:
+        """Make the optimizer apply the gradients that are present; ``updated``: what :meth:`update_where` returned."""
         self.params.check_addition()
         with self._guarded(), self._progress:
             self._begin_followers()
-            self._apply()
+            self._apply(updated)
             if self.params.masters is not None:
                 self.params.masters.master_params_to_model_params(self.buffer().present)
             self._end_followers()
@@ -115,12 +135,12 @@ class PreparedOptimizer:
                 stack.enter_context(follower.guard())
             yield
 
-    def _apply(self) -> None:
+    def _apply(self, updated: bool) -> None:
         try:
             self._applying = True
             nadam.begin_step(self.inner)
             with nullcontext() if self.params.updates is None else self.params.updates.rounding():
-                self.replicas.apply(self.inner, lambda: self.buffer().pairs())
+                self.replicas.apply(self.inner, lambda: self.buffer().pairs(), self._packs(), updated)
         finally:
             self._applying = False
 

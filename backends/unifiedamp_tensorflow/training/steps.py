@@ -57,6 +57,7 @@ class Steps:
         self._check_loop("amp.step")
         buffer = prepared.buffer()
         buffer.unscale("step")
+        buffer.pack()
         return prepared.replicas.once(lambda: self._decide(prepared, buffer, update, alone))
 
     def end_fit(
@@ -79,6 +80,7 @@ class Steps:
         def end() -> None:
             buffer.move_here()
             buffer.unscale("step", scaled, flags)
+            buffer.pack()
             prepared.replicas.once(lambda: self._decide(prepared, buffer, True, True))
 
         if prepared.replicas.count > 1 or prepared.fit_window is not None:
@@ -164,7 +166,8 @@ class Steps:
         together = update and alone
         skip = functools.partial(_note_skip, scaler, prepared, buffer)
         finite, dropped = tf.reduce_all(buffer.flags), buffer.condition()
-        scaler.step(finite, prepared.apply, skip, alone=together, dropped=dropped)
+        updated = prepared.update_where(finite if dropped is None else finite & tf.logical_not(dropped))
+        scaler.step(finite, lambda: prepared.apply(updated), skip, alone=together, dropped=dropped)
         if update and not together:
             scaler.update()
         return not_in_trace()
