@@ -35,6 +35,14 @@ CASES = {
         "shape = (None, 3)\nmodel.build(shape)\nmodel.fit(x, y)\n", 9, "model is built after it is compiled"
     ),
     "made elsewhere": (POLICY + "def go(model):\n    model.compile('sgd', 'mse')\n", 5, "made outside this file"),
+    "made in a loop's head": (
+        POLICY + "def go(model):\n    model.compile('sgd', 'mse')\n    return []\nfor _ in go(tf.keras.Model(a, b)):\n"
+        "    pass\n", 7, "tf.keras.Model(a, b) makes a model inside another call"
+    ),
+    "made in a call, before": (
+        "def go(model):\n    model.compile('sgd', 'mse')\ngo(tf.keras.Model(a, b))\n" + POLICY,
+        5, "model is made before the policy is set"
+    ),
     "made before": (MODEL + POLICY + FIT, 3, "before the policy"),
     "compiled in a loop": (POLICY + MODEL + "for _ in range(2):\n    model.compile('sgd', 'mse')\n", 6, "in a loop"),
     "bare step": (

@@ -31,26 +31,70 @@ def makers_of(source: Source, model: str, scope: cst.CSTNode) -> list[cst.Assign
 
 def handed_in(source: Source, model: str, scope: cst.CSTNode) -> list[tuple[str, Scope, cst.CSTNode]]:
     """Return (name, function, use) of what callers in this file pass as a model that is a parameter."""
+    given = _given(source, model, scope)
+    return [(dotted(value), source.scope(call), call) for call, value in given if dotted(value)]
+
+
+def made_inline(source: Source, model: str, scope: cst.CSTNode) -> list[cst.Call]:
+    """Return the calls that make, in the arguments of callers in this file, a model that is a parameter."""
+    return [value for _, value in _given(source, model, scope) if isinstance(value, cst.Call)]
+
+
+def _given(source: Source, model: str, scope: cst.CSTNode) -> list[tuple[cst.Call, cst.BaseExpression]]:
+    """Return the calls of a function in this file, with what they pass as a parameter."""
     if not isinstance(scope, cst.FunctionDef) or model not in parameters(scope):
         return []
     names = parameters(scope)
-    found: list[tuple[str, Scope, cst.CSTNode]] = []
-    for call in source.of(cst.Call):
-        if dotted(call.func).rpartition(".")[2] == scope.name.value:
-            position = names.index(model) - (1 if names[0] == "self" else 0)
-            given = argument(call, model, position)
-            if given is not None and dotted(given):
-                found.append((dotted(given), source.scope(call), call))
-    return found
+    position = names.index(model) - (1 if names[0] == "self" else 0)
+    calls = _constructions(source, scope) if scope.name.value == "__init__" else []
+    calls = calls or [c for c in source.of(cst.Call) if dotted(c.func).rpartition(".")[2] == scope.name.value]
+    found = [(call, argument(call, model, position)) for call in calls]
+    return [(call, value) for call, value in found if value is not None]
 
 
-def check_built(work: Work, model: str, assign: cst.Assign, value: cst.Call, use: cst.CSTNode) -> None:
+def _constructions(source: Source, init: cst.FunctionDef) -> list[cst.Call]:
+    """Return the calls that run a class's ``__init__``: of the class, of those that inherit it, and of ``super()``."""
+    owner = _class_of(source, init)
+    classes = [] if owner is None else [owner]
+    for one in classes:
+        classes += [each for each in source.of(cst.ClassDef) if _inherits(each, one) and each not in classes]
+    own = {each: _class_of(source, each) for each in source.of(cst.FunctionDef) if each.name.value == "__init__"}
+    names = {one.name.value for one in classes if one is owner or one not in own.values()}
+    heirs = [each for each, of in own.items() if of is not None and owner is not None and _inherits(of, owner)]
+    return [
+        call for call in source.of(cst.Call)
+        if dotted(call.func).rpartition(".")[2] in names or (_is_super(call) and source.scope(call) in heirs)
+    ]  # fmt: skip
+
+
+def _class_of(source: Source, function: cst.FunctionDef) -> cst.ClassDef | None:
+    return next((one for one in source.above(function) if isinstance(one, cst.ClassDef)), None)
+
+
+def _inherits(one: cst.ClassDef, base: cst.ClassDef) -> bool:
+    return base.name.value in [dotted(each.value).rpartition(".")[2] for each in one.bases]
+
+
+def _is_super(call: cst.Call) -> bool:
+    func = call.func
+    around = func.value if isinstance(func, cst.Attribute) and func.attr.value == "__init__" else None
+    return isinstance(around, cst.Call) and dotted(around.func) == "super"
+
+
+def check_built(work: Work, model: str, assign: cst.Assign | cst.Call, value: cst.Call, use: cst.CSTNode) -> None:
     """Block on a model that has no variables when it is prepared: a Sequential without an input shape, or a subclassed
     model, that nothing builds before its ``use``. Note a model of which this cannot be seen.
+
+    Args:
+        work: the migration.
+        model: its code.
+        assign: the line that makes it; the call itself, where it has no name.
+        value: the call that makes it.
+        use: where it is trained.
     """
     source = work.source
     _refuse_scaling(work, model, value)
-    if _is_built(work, model, assign, use):
+    if isinstance(assign, cst.Assign) and _is_built(work, model, assign, use):
         return
     returned = _returned(source, value)
     if any(_has_variables(source, each, model) is False for each in returned):
@@ -68,7 +112,7 @@ def check_built(work: Work, model: str, assign: cst.Assign, value: cst.Call, use
         _note_unseen(work, model, assign, f"{model} is made by {dotted(value.func) or 'an expression'}")
 
 
-def _note_unseen(work: Work, model: str, assign: cst.Assign, what: str) -> None:
+def _note_unseen(work: Work, model: str, assign: cst.CSTNode, what: str) -> None:
     note = f"if that model has no variables yet, call {model}.build(...) before amp.prepare"
     work.note(assign, f"{what}, outside this file", note)
 

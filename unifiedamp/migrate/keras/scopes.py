@@ -10,7 +10,7 @@ import libcst as cst
 from ..nodes import assigned, dotted, walk
 from ..source import Source, Statement
 from ..work import Work
-from .makers import built_by, check_built, handed_in, makers_of
+from .makers import built_by, check_built, handed_in, made_inline, makers_of
 from .start import Start
 
 
@@ -39,19 +39,31 @@ def scope_models(work: Work, start: Start, trained: Trained) -> None:
             continue
         seen.add((model, scope))
         makers = makers_of(work.source, model, scope)
-        elsewhere = handed_in(work.source, model, scope)
-        if not makers and not elsewhere:
+        elsewhere, inline = handed_in(work.source, model, scope), made_inline(work.source, model, scope)
+        for made in inline:
+            check_built(work, model, made, made, use)
+            _name(work, start, trained, model, made)
+        if not makers and not elsewhere and not inline:
             what = f"{model} is made outside this file, where the policy would not reach it"
             work.block(use, what, "make it in `with amp.scope():`")
         waiting += elsewhere
         for assign in makers:
             if isinstance(assign.value, cst.Name | cst.Attribute):
                 waiting.append((dotted(assign.value), work.source.scope(assign), assign))
-            elif isinstance(assign.value, cst.Call):
-                check_built(work, model, assign, assign.value, use)
+            elif isinstance(value := _value(assign, model), cst.Call):
+                check_built(work, model, assign, value, use)
                 _scope(work, start, trained, model, assign, use)
             else:
                 work.block(assign, f"{model} comes out of an expression", "make it in `with amp.scope():`")
+
+
+def _value(assign: cst.Assign, name: str) -> cst.BaseExpression:
+    """Return what an assignment gives a name: of ``a, b = f(), g()`` its part."""
+    target, value = assign.targets[0].target, assign.value
+    if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple) and len(target.elements) == len(value.elements):
+        names = [dotted(each.value) for each in target.elements]
+        return value.elements[names.index(name)].value if name in names else value
+    return value
 
 
 def scope_layers(work: Work, start: Start) -> None:
@@ -100,6 +112,28 @@ def _scope(work: Work, start: Start, trained: Trained, model: str, assign: cst.A
     first = _first_layer(source, start, body, body.index(statement), adds)
     trained.users.append(statement)
     work.edits.wrap(body[first], body[last], f"with {work.names.amp}.scope():")
+
+
+def _name(work: Work, start: Start, trained: Trained, model: str, value: cst.Call) -> None:
+    """Make a model that is made in a call's arguments on a line before, in the session's scope."""
+    source, statement = work.source, work.source.statement(value)
+    if source.scope(value) is source.scope(start.call) and source.order[value] < source.order[start.call]:
+        work.block(value, f"{model} is made before the policy is set", "make the session first")
+        return
+    if not isinstance(statement, cst.SimpleStatementLine) or "." in model or _is_taken(source, model, value):
+        what = f"{source.code(value)} makes a model inside another call"
+        work.block(value, what, "make it on a separate line, in `with amp.scope():`")
+        return
+    trained.users.append(statement)
+    work.edits.before(statement, f"with {work.names.amp}.scope():\n    {model} = {source.code(value)}")
+    work.edits.expression(value, model)
+
+
+def _is_taken(source: Source, name: str, where: cst.CSTNode) -> bool:
+    """Whether a function has a variable of this name already; names of arguments are none."""
+    uses = [use for use in source.of(cst.Name) if use.value == name and source.scope(use) is source.scope(where)]
+    parents = [(use, source.parents[use]) for use in uses]
+    return any(not isinstance(parent, cst.Arg) or parent.keyword is not use for use, parent in parents)
 
 
 def _beside(body: Sequence[Statement], place: int, made: cst.Assign) -> int:
