@@ -282,8 +282,8 @@ class DelayedScaling:
             model.history.copy_(rows.reshape(-1, self._length))
             model.scales.fill_(1.0)
             model.set_scales()
-            model.discard()
-        self._stepped, self._skipped, self._exchanges = False, None, 0
+        self.discard()
+        self._exchanges = 0
         self.version += 1
 
 
