@@ -78,11 +78,15 @@ def cross_entropy(y, logits):
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, tf.cast(logits, tf.float32))) / 2
 
 
-def everything(model):
+def copies(variables):
     return [
-        [np.asarray(copy).ravel().tolist() for copy in STRATEGY.experimental_local_results(native(weight))]
-        for weight in model.weights
+        [np.asarray(copy).ravel().tolist() for copy in STRATEGY.experimental_local_results(native(variable))]
+        for variable in variables
     ]
+
+
+def everything(model):
+    return copies(model.weights)
 
 
 def trained(form, make, batches, policy="float32", clip=None, **options):
@@ -152,8 +156,11 @@ def constrained():
     ])  # fmt: skip
 
 
-def skipping(form, make, optimizer):
-    """Train with overflows on each replica in turn; return weights, which steps changed nothing, and counts."""
+def skipping(form, make, optimizer, others=()):
+    """Train with overflows on each replica in turn; return weights, which steps changed nothing, and counts.
+
+    ``others``: variables beside the optimizer's that steps may change.
+    """
     amp, model, optimizer = prepared(make, optimizer=optimizer)
 
     def replica_step(x, y):
@@ -168,7 +175,7 @@ def skipping(form, make, optimizer):
     def held():
         variables = optimizer.variables
         states = variables() if callable(variables) else variables
-        return everything(model), [np.asarray(native(state)).tolist() for state in states]
+        return everything(model), copies([*states, *others])
 
     rng, kept = np.random.default_rng(0), []
     for overflow in (None, 0, None, 1):
@@ -181,13 +188,28 @@ def skipping(form, make, optimizer):
     return [everything(model), kept, steps, amp.loss_scale]
 
 
+def counting(calls):
+    """Return an optimizer of which this object alone counts its updates, in a variable that is put into ``calls``."""
+    made, native = keras.optimizers.SGD(0.1), keras.optimizers.SGD.update_step
+    calls.append(tf.Variable(0.0, trainable=False))
+
+    def update_step(gradient, variable, *rest):
+        calls[0].assign_add(1.0)
+        native(made, gradient, variable, *rest)
+
+    object.__setattr__(made, "update_step", update_step)
+    return made
+
+
 @in_forms(*BY_XLA)
 def case_skipped(form):
+    calls = []
     return {
         "momentum": skipping(form, small, momentum),
         "scheduled": skipping(form, small, scheduled),
         "constrained": skipping(form, constrained, momentum),
         "nadam": skipping(form, small, lambda: keras.optimizers.Nadam(0.1)),
+        "replaced": skipping(form, small, lambda: counting(calls), calls),
     }
 
 

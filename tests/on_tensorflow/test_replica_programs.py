@@ -47,7 +47,7 @@ def test_updates_are_those_without_xla(replica_results, update, tolerance):
         assert first == second
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "scheduled", "constrained", "nadam"])
+@pytest.mark.parametrize("optimizer", ["momentum", "scheduled", "constrained", "nadam", "replaced"])
 def test_a_skipped_update_keeps_what_the_optimizer_has(replica_results, optimizer):
     """Also where XLA's programs run the update in each step, without a branch that waits for the decision."""
     without, by_xla = (part[optimizer] for part in pairs(replica_results, "skipped"))

@@ -73,6 +73,8 @@ def updates_alone(optimizer: Optimizer) -> bool:
     native: type = tf.keras.optimizers.Optimizer
     if not hasattr(native, UPDATE) or any(own_method(optimizer, name) for name in METHODS):
         return False
+    if not vars(optimizer).keys().isdisjoint(METHODS):  # one object's own
+        return False
     if any(getattr(type(optimizer), name) is not getattr(native, name) for name in METHODS if name != "update_step"):
         return False
     return not any(getattr(optimizer, name, None) for name in SETTINGS)
