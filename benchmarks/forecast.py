@@ -4,7 +4,8 @@
 
 For each planted model of ``tests/forecasts/planted.py`` it finds the layers that need float32, without a forecast,
 and then counts a forecast's ten steps. Prints one line per model: the layers of both, and the forecast's share of the
-search's processor time (median of three forecasts). Imports, and each framework's first step, are not counted.
+search's processor time: medians of both, which are run in turns. Imports, and each framework's first step, are not
+counted.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ from unifiedamp.policy import Policy
 from unifiedamp.workloads.tune.prober import FORECAST_STEPS
 
 
+TURNS, FORECASTS = 5, 3
+"""Turns that count, and the forecasts in each."""
+
+
 def measure(backend: str, name: str) -> dict[str, object]:
     """Return the figures of one model."""
     policy, troubles, _ = MODELS[name]
@@ -36,19 +41,20 @@ def measure(backend: str, name: str) -> dict[str, object]:
         amp, step = make(warm)
         step()
         amp.close()
-    start = time.process_time()
-    found, trials = tuned(backend, name, forecasts=False)
-    search = time.process_time() - start
-    times = []
-    for _ in range(4):  # the first one imports what a forecast needs
+    searches, forecasts = [], []
+    for _ in range(TURNS + 1):  # the first turn imports what a forecast needs
         start = time.process_time()
-        forecast = Forecast.of_counted(PlantedTrials(make, forecasts=True).count(FORECAST_STEPS), 0.1)
-        times.append(time.process_time() - start)
-    counting = median(times[1:])
+        found, trials = tuned(backend, name, forecasts=False)
+        searches.append(time.process_time() - start)
+        for _ in range(FORECASTS):
+            start = time.process_time()
+            forecast = Forecast.of_counted(PlantedTrials(make, forecasts=True).count(FORECAST_STEPS), 0.1)
+            forecasts.append(time.process_time() - start)
+    share = median(forecasts[FORECASTS:]) / median(searches[1:])
     named = [*forecast.policies[Policy.parse(policy).compute_dtype].hurt]
     return {
         "backend": backend, "model": name, "searched": found.float32_layers, "forecast": named,
-        "search_steps": trials.steps, "share_of_time": round(counting / search, 4),
+        "search_steps": trials.steps, "share_of_time": round(share, 4),
     }  # fmt: skip
 
 
