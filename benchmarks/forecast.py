@@ -28,7 +28,6 @@ from unifiedamp.forecast.forecast import Forecast
 from unifiedamp.policy import Policy
 from unifiedamp.workloads.tune.prober import FORECAST_STEPS
 
-
 TURNS, FORECASTS = 5, 3
 """Turns that count, and the forecasts in each."""
 
