@@ -15,6 +15,7 @@ import replica_difference_cases
 import replica_fit_cases
 import replica_fit_difference_cases
 import replica_reduction_cases
+import replica_update_cases
 import replica_xla_cases
 import tensorflow as tf
 from replica_process import answer_requests
@@ -333,7 +334,7 @@ def case_refusals(form):
 
 OTHER_FILES = (
     replica_closing_cases, replica_difference_cases, replica_fit_cases, replica_fit_difference_cases,
-    replica_reduction_cases, replica_xla_cases,
+    replica_reduction_cases, replica_update_cases, replica_xla_cases,
 )  # fmt: skip
 
 if __name__ == "__main__":
