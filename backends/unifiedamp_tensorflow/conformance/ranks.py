@@ -28,7 +28,7 @@ from .replicas import of_cluster, process, replicas_on_cpu, workers
 keras: Any = tf.keras
 
 KINDS: Mapping[str, RankKind] = {
-    "mirrored": RankKind(reduction="sum", absent="some", other_forms=("compiled",)),
+    "mirrored": RankKind(reduction="sum", absent="some", other_forms=("compiled", "xla")),
     "multi worker": RankKind(reduction="sum", counts=(2,), other_forms=("compiled",), costly=True),
 }
 """A replica's loss must depend on some variable; workers cannot know what others leave out."""

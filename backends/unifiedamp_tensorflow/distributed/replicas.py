@@ -21,7 +21,7 @@ from .agreement import check_workers, refuse_scales, scale_row
 from .packing import Packed
 from .reduction import sum_of
 from .replica_programs import compiled_by_xla, end_program, outside_programs
-from .xla_updates import update_where, updated_already, updates_alone, updates_by_xla
+from .xla_updates import update_where, updates_alone, updates_by_xla
 
 T = TypeVar("T")
 MakePairs = Callable[[], list[tuple[Gradient, Variable]]]
@@ -90,20 +90,24 @@ class Replicas(Protocol):
     def once(self, action: Callable[[], T]) -> T:
         """Called by all replicas: run ``action`` once; each replica gets what it returns."""
 
-    def updates_where(self, optimizer: Optimizer) -> bool:
-        """Whether :meth:`update_where` is for an optimizer, in the present trace."""
+    def updates_where(self, optimizer: Optimizer, variables: Sequence[Variable]) -> bool:
+        """Whether :meth:`update_where` is for an optimizer and its variables, in the present trace."""
 
-    def update_where(self, optimizer: Optimizer, applied: Tensor, pairs: MakePairs, packs: Sequence[Packed]) -> None:
-        """Inside :meth:`once`: update variables where ``applied``, a bool scalar, holds, without waiting for it."""
+    def update_where(
+        self, optimizer: Optimizer, applied: Tensor, pairs: MakePairs, packs: Sequence[Packed],
+        count: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """Inside :meth:`once`: apply as :meth:`apply` does where ``applied``, a bool scalar, holds, without waiting
+        for it; ``count`` is called for each replica in the same program.
+        """
 
-    def apply(self, optimizer: Optimizer, pairs: MakePairs, packs: Sequence[Packed], updated: bool) -> None:
+    def apply(self, optimizer: Optimizer, pairs: MakePairs, packs: Sequence[Packed]) -> None:
         """Inside :meth:`once`: apply, on each replica, the (gradient, variable) pairs that it has.
 
         Args:
             optimizer: a Keras optimizer.
             pairs: returns those of the calling replica.
             packs: in which gradients may be joined.
-            updated: :meth:`update_where` has updated the variables.
         """
 
     def update(self, variable: Variable, change: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -177,14 +181,17 @@ class SingleReplica:
         """Call it."""
         return action()
 
-    def updates_where(self, optimizer: Optimizer) -> bool:
+    def updates_where(self, optimizer: Optimizer, variables: Sequence[Variable]) -> bool:
         """One program holds the decision and the update."""
         return False
 
-    def update_where(self, optimizer: Optimizer, applied: Tensor, pairs: MakePairs, packs: Sequence[Packed]) -> None:
+    def update_where(
+        self, optimizer: Optimizer, applied: Tensor, pairs: MakePairs, packs: Sequence[Packed],
+        count: Callable[[], None],
+    ) -> None:  # fmt: skip
         """Never called."""
 
-    def apply(self, optimizer: Optimizer, pairs: MakePairs, packs: Sequence[Packed], updated: bool) -> None:
+    def apply(self, optimizer: Optimizer, pairs: MakePairs, packs: Sequence[Packed]) -> None:
         """Apply the pairs, if there are any."""
         found = pairs()
         if found:
@@ -290,20 +297,22 @@ class MirroredReplicas:
         end_program()
         return tf.distribute.get_replica_context().merge_call(lambda _strategy: action())
 
-    def updates_where(self, optimizer: Optimizer) -> bool:
+    def updates_where(self, optimizer: Optimizer, variables: Sequence[Variable]) -> bool:
         """Where XLA compiles, and the optimizer only updates each variable."""
-        return compiled_by_xla() and updates_alone(optimizer)
+        return compiled_by_xla() and updates_alone(optimizer, variables)
 
-    def update_where(self, optimizer: Optimizer, applied: Tensor, pairs: MakePairs, packs: Sequence[Packed]) -> None:
+    def update_where(
+        self, optimizer: Optimizer, applied: Tensor, pairs: MakePairs, packs: Sequence[Packed],
+        count: Callable[[], None],
+    ) -> None:  # fmt: skip
         """By a program on each device."""
         with outside_programs():
-            update_where(self.strategy, optimizer, applied, pairs, packs)
+            update_where(self.strategy, optimizer, applied, pairs, packs, count)
 
-    def apply(self, optimizer: Optimizer, pairs: MakePairs, packs: Sequence[Packed], updated: bool) -> None:
+    def apply(self, optimizer: Optimizer, pairs: MakePairs, packs: Sequence[Packed]) -> None:
         """Apply on each replica, without summing the gradients a second time."""
         summed = patches.gradients_summed_already(optimizer)
-        update = updated_already(optimizer) if updated else updates_by_xla(optimizer, packs)
-        with summed as options, update, outside_programs():
+        with summed as options, updates_by_xla(optimizer, packs), outside_programs():
             self.strategy.extended.call_for_each_replica(lambda: optimizer.apply_gradients(pairs(), **options))
 
     def update(self, variable: Variable, change: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -2,8 +2,8 @@
 for each variable.
 
 A branch of ``tf.cond`` begins when the host knows the decision, and until then it gives the devices nothing to do. An
-optimizer that only updates each variable needs no branch: its programs run in each step, and where the step is skipped
-they keep all values.
+optimizer that only updates each variable needs no branch: its programs run in each step, update the loss scale and the
+counters too, and where the step is skipped they keep what a skipped step leaves.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ SETTINGS = (
     "clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps", "loss_scale_factor", "use_ema",
 )  # fmt: skip
 """With one of these, an applied step of a Keras 3 optimizer does more than to decay and update each variable."""
+
+VARIABLE_SETTINGS = ("constraint", "overwrite_with_gradient")
+"""The same of a variable."""
 
 
 def takes_packed(optimizer: Optimizer) -> bool:
@@ -68,8 +71,10 @@ def _update_by_xla(optimizer: Optimizer, native: Callable[..., None], packs: Seq
     return update
 
 
-def updates_alone(optimizer: Optimizer) -> bool:
+def updates_alone(optimizer: Optimizer, variables: Sequence[Variable]) -> bool:
     """Whether an applied step does no more to variables than to decay and update each, by methods of Keras 3."""
+    if any(getattr(variable, name, None) for variable in variables for name in VARIABLE_SETTINGS):
+        return False
     native: type = tf.keras.optimizers.Optimizer
     if not hasattr(native, UPDATE) or any(own_method(optimizer, name) for name in METHODS):
         return False
@@ -81,11 +86,10 @@ def updates_alone(optimizer: Optimizer) -> bool:
 
 
 def update_where(
-    strategy: Strategy, optimizer: Optimizer, applied: Tensor, pairs: Callable[[], Any], packs: Sequence[Packed]
-) -> None:
-    """Update the variables of an optimizer that :func:`updates_alone` where ``applied``, a bool scalar, holds.
-
-    All but the number of its iterations is done then.
+    strategy: Strategy, optimizer: Optimizer, applied: Tensor, pairs: Callable[[], Any], packs: Sequence[Packed],
+    count: Callable[[], None],
+) -> None:  # fmt: skip
+    """Apply the step of an optimizer that :func:`updates_alone` where ``applied``, a bool scalar, holds.
 
     Args:
         strategy: between whose replicas this is called.
@@ -93,30 +97,22 @@ def update_where(
         applied: see above; nothing waits for it.
         pairs: returns the (gradient, variable) pairs of the calling replica.
         packs: in which gradients may be joined.
+        count: called in the program of each device: what else a step does.
     """
 
     def on_replica() -> None:
         found = pairs()
-        if not found:
-            return
         variables = [native_variable(variable) for _, variable in found]
         tf.distribute.get_replica_context().merge_call(
             functools.partial(on_devices, variables), [gradient for gradient, _ in found]
         )
 
     def on_devices(variables: Sequence[Variable], strategy: Strategy, *gradients: Gradient) -> None:
-        on_device = _OnDevice(optimizer, variables, packs).update_where
+        on_device = functools.partial(_OnDevice(optimizer, variables, packs).update_where, count)
         args = (applied, optimizer.learning_rate, *gradients)
         strategy.extended.update(variables[0], on_device, args=args, group=False)
 
     strategy.extended.call_for_each_replica(on_replica)
-
-
-@contextmanager
-def updated_already(optimizer: Optimizer) -> Iterator[None]:
-    """Have an applied step of an optimizer leave its variables, which :func:`update_where` has updated."""
-    with patches.attributes(optimizer, **dict.fromkeys((UPDATE, DECAY), lambda *_: None)):
-        yield
 
 
 class _OnDevice:
@@ -137,8 +133,10 @@ class _OnDevice:
         else:
             program(*given)
 
-    def update_where(self, _first: Variable, applied: Tensor, rate: Any, *gradients: Tensor) -> None:
-        """Decay and update the variables where ``applied`` holds."""
+    def update_where(
+        self, count: Callable[[], None], _first: Variable, applied: Tensor, rate: Any, *gradients: Tensor
+    ) -> None:
+        """Decay and update the variables, and count the iteration, where ``applied`` holds; call ``count``."""
         given, update = self._prepared(gradients, rate, decay=True)
         graph: Any = tf.function(update, autograph=False).get_concrete_function(*given).graph
         changed = self._changed(graph)
@@ -148,6 +146,9 @@ class _OnDevice:
             update(*tensors)
             for variable, value in zip(changed, before, strict=True):
                 variable.assign(tf.where(applied, variable.read_value(), value), read_value=False)
+            iterations = native_variable(self._optimizer.iterations)
+            iterations.assign_add(tf.cast(applied, iterations.dtype), read_value=False)
+            count()
 
         by_xla = not any(map(needs_host, graph.get_operations()))
         tf.function(update_where, autograph=False, jit_compile=by_xla or None)(applied, *given)

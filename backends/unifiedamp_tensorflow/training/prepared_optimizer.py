@@ -58,6 +58,7 @@ class PreparedOptimizer:
         number: its place among the session's.
         followers: called around its applied steps.
         steps_before: the steps that it had applied before the session counted.
+        nonfinite: bool variable: which gradients were not finite at the last skipped step, in the order of names.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class PreparedOptimizer:
         self.followers: tuple[Follower, ...] = ()
         self._applying = False
         self._unfollow: Callable[[], None] = lambda: None
-        self._nonfinite = tf.Variable(
+        self.nonfinite = tf.Variable(
             [False] * len(params.names), trainable=False, name="unifiedamp/not_finite",
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
         )  # fmt: skip
@@ -91,31 +92,42 @@ class PreparedOptimizer:
 
     # -- once for all replicas -----------------------------------------------------------------------------------
 
-    def update_where(self, applied: Tensor) -> bool:
-        """Update the variables where ``applied``, a bool scalar, holds; :meth:`apply` does the rest. Waits for nothing.
+    def update_where(self, applied: Tensor, count: Callable[[], None]) -> bool:
+        """Do what :meth:`apply` does where ``applied``, a bool scalar, holds, without a branch that waits for it.
+
+        Args:
+            applied: see above.
+            count: called for each replica in the same program: what else a step does.
 
         Returns:
             Whether that can be done; if not, nothing was.
         """
-        if self.followers or self.params.updates is not None or not self.replicas.updates_where(self.inner):
-            return False
-        gradients = [gradient for buffer in self._buffers.values() for gradient in buffer.present.values()]
-        if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+        if not self._updates_where():
             return False
         self.params.check_addition()
         with self._progress:
-            self.replicas.update_where(self.inner, applied, lambda: self.buffer().pairs(), self._packs())
+            self.replicas.update_where(self.inner, applied, lambda: self.buffer().pairs(), self._packs(), count)
         return True
+
+    def _updates_where(self) -> bool:
+        params = self.params
+        if self.followers or params.updates is not None or params.masters is not None:
+            return False
+        present = {name: gradient for buffer in self._buffers.values() for name, gradient in buffer.present.items()}
+        if any(isinstance(gradient, tf.IndexedSlices) for gradient in present.values()):
+            return False
+        variables = [params.applied[name] for name in present.keys() & params.training().keys()]
+        return bool(variables) and self.replicas.updates_where(self.inner, variables)
 
     def _packs(self) -> list[Packed]:
         return [buffer.packed for buffer in self._buffers.values() if buffer.packed is not None]
 
-    def apply(self, updated: bool = False) -> None:
-        """Make the optimizer apply the gradients that are present; ``updated``: what :meth:`update_where` returned."""
+    def apply(self) -> None:
+        """Make the optimizer apply the gradients that are present."""
         self.params.check_addition()
         with self._guarded(), self._progress:
             self._begin_followers()
-            self._apply(updated)
+            self._apply()
             if self.params.masters is not None:
                 self.params.masters.master_params_to_model_params(self.buffer().present)
             self._end_followers()
@@ -135,12 +147,12 @@ class PreparedOptimizer:
                 stack.enter_context(follower.guard())
             yield
 
-    def _apply(self, updated: bool) -> None:
+    def _apply(self) -> None:
         try:
             self._applying = True
             nadam.begin_step(self.inner)
             with nullcontext() if self.params.updates is None else self.params.updates.rounding():
-                self.replicas.apply(self.inner, lambda: self.buffer().pairs(), self._packs(), updated)
+                self.replicas.apply(self.inner, lambda: self.buffer().pairs(), self._packs())
         finally:
             self._applying = False
 
@@ -238,17 +250,17 @@ class PreparedOptimizer:
         finite = [tf.math.is_finite(loss) for buffer in self._buffers.values() for loss in buffer.losses]
         return (finite[0] if len(finite) == 1 else tf.reduce_all(finite)) if finite else None
 
-    def note_nonfinite(self, flags: Tensor | None, present: Sequence[str]) -> None:
-        """Keep on the device which gradients were not finite (in the skip branch of a trace)."""
+    def nonfinite_in(self, flags: Tensor | None, present: Sequence[str]) -> Tensor:
+        """Return which of all gradients are not finite, as ``self.nonfinite`` keeps it; ``flags``: of those present."""
         bad, names = tf.logical_not(flags), self.params.names
         if list(present) != names:
             places = [[names.index(name)] for name in present]
             bad = tf.scatter_nd(places, tf.cast(bad, tf.int32), [len(names)]) > 0
-        self._nonfinite.assign(bad)
+        return bad
 
     def nonfinite_names(self) -> list[str]:
         """Return which gradients were not finite at the last skipped step."""
-        return [name for name, bad in zip(self.params.names, self._nonfinite.numpy(), strict=True) if bad]
+        return [name for name, bad in zip(self.params.names, self.nonfinite.numpy(), strict=True) if bad]
 
     # -- compiled calls ------------------------------------------------------------------------------------------
 

@@ -52,6 +52,15 @@ def after_nonfinite(settings: LossScale, scale: Tensor, bad: Tensor, spent: Tens
     return Updated(tf.where(backs_off, smaller, scale), bad, spent, backs_off)
 
 
+def selected(condition: Tensor, yes: Updated, no: Updated) -> Updated:
+    """Return the numbers of ``yes`` where ``condition``, a bool scalar, holds, else those of ``no``."""
+    spent = None if yes.spent is None else tf.where(condition, yes.spent, no.spent)
+    return Updated(
+        tf.where(condition, yes.scale, no.scale), tf.where(condition, yes.run, no.run), spent,
+        tf.where(condition, yes.changes, no.changes),
+    )  # fmt: skip
+
+
 def _times(scale: Tensor, factor: float) -> Tensor:
     """Return the product rounded once, as the reference does; past float32 it is inf."""
     return tf.cast(tf.cast(scale, tf.float64) * factor, tf.float32)

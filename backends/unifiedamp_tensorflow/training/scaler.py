@@ -13,7 +13,7 @@ from unifiedamp.backend import LossScale, ScaleState
 from .._types import Gradient, Tensor, Variable
 from ..device.numerics import finite_flags, finite_flags_by_sums, multiplied
 from .native_steps import NativeSteps
-from .scale_transition import Updated, after_finite, after_nonfinite
+from .scale_transition import Updated, after_finite, after_nonfinite, selected
 
 PENDING_NONE, PENDING_FINITE, PENDING_NONFINITE = 0, 1, 2
 UNKNOWN = -1
@@ -145,6 +145,22 @@ class DeviceScaler:
         case = tf.where(all_finite, tf.cast(dropped, tf.int32), 2)
         tf.switch_case(case, [branch(applied), branch(lambda: None), branch(skipped)])
 
+    def count_where(self, all_finite: Tensor, applied: Tensor, *, update: bool) -> None:
+        """Count as :meth:`step` does, without a branch, and update the scale if ``update``. Graph form.
+
+        Args:
+            all_finite: bool scalar.
+            applied: bool scalar: whether the step is applied; a finite one that is not counts as nothing.
+            update: the iteration ends here.
+        """
+        self.applied.assign_add(tf.cast(applied, tf.int64))
+        self.skipped.assign_add(tf.cast(tf.logical_not(all_finite), tf.int64))
+        found = tf.where(all_finite, tf.where(applied, PENDING_FINITE, PENDING_NONE), PENDING_NONFINITE)
+        found = tf.maximum(self.pending.read_value(), tf.cast(found, tf.int64))
+        if update:
+            self._update_where(found)
+        self.pending.assign(tf.constant(PENDING_NONE, tf.int64) if update else found)
+
     def step_now(self, finite: bool, *, update: bool, dropped: bool = False) -> tuple[float, float]:
         """Count one step and update the scale if ``update``; return the scale before and after. Eager form.
 
@@ -168,6 +184,18 @@ class DeviceScaler:
         self.pending.assign(PENDING_NONE)
         branches = [branch(lambda: None), branch(self._update_finite), branch(self._update_nonfinite)]
         tf.switch_case(tf.cast(pending, tf.int32), branches)
+
+    def _update_where(self, found: Tensor) -> None:
+        """Update the scale by one of the PENDING constants, an int64 scalar, without a branch."""
+        scale, run, spent = self.scale.read_value(), self.run.read_value(), self._read_spent()
+        good = after_finite(self.settings, scale, tf.maximum(run, 0), spent)
+        bad = after_nonfinite(self.settings, scale, -tf.minimum(run, 0), spent)
+        unchanged = Updated(scale, run, spent, tf.constant(False))
+        new = selected(tf.equal(found, PENDING_NONFINITE), bad._replace(run=-bad.run), good)
+        new = selected(tf.equal(found, PENDING_NONE), unchanged, new)
+        self.run.assign(new.run)
+        self._write_spent(new)
+        self.scale.assign(new.scale)
 
     def _update_finite(self) -> None:
         good, spent = tf.maximum(self.run.read_value(), 0), self._read_spent()

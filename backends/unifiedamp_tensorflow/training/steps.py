@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from unifiedamp.backend import StepReason, StepResult, errors, result
 
-from .._types import Pairs, Tensor
+from .._types import Pairs, Tensor, Variable
 from ..precision.float8_scales import DelayedScaling
 from ..precision.tapes import in_dataset_loop
 from .checks import not_in_trace
@@ -163,11 +163,19 @@ class Steps:
     def _traced(
         self, scaler: DeviceScaler, prepared: PreparedOptimizer, buffer: GradientBuffer, update: bool, alone: bool
     ) -> StepResult:
+        finite, dropped = tf.reduce_all(buffer.flags), buffer.condition()
+        applied = finite if dropped is None else finite & tf.logical_not(dropped)
+
+        def count() -> None:
+            scaler.count_where(finite, applied, update=update)
+            for variable, value in _skip_report(scaler, prepared, buffer):
+                variable.assign(tf.where(finite, variable.read_value(), value))
+
+        if prepared.update_where(applied, count):
+            return not_in_trace()
         together = update and alone
         skip = functools.partial(_note_skip, scaler, prepared, buffer)
-        finite, dropped = tf.reduce_all(buffer.flags), buffer.condition()
-        updated = prepared.update_where(finite if dropped is None else finite & tf.logical_not(dropped))
-        scaler.step(finite, lambda: prepared.apply(updated), skip, alone=together, dropped=dropped)
+        scaler.step(finite, prepared.apply, skip, alone=together, dropped=dropped)
         if update and not together:
             scaler.update()
         return not_in_trace()
@@ -175,10 +183,20 @@ class Steps:
 
 def _note_skip(scaler: DeviceScaler, prepared: PreparedOptimizer, buffer: GradientBuffer) -> None:
     """Keep on the device what the report of a skipped step needs."""
-    prepared.note_nonfinite(buffer.flags, list(buffer.present))
-    scaler.skipped_by.assign(prepared.number)
+    for variable, value in _skip_report(scaler, prepared, buffer):
+        variable.assign(value)
+
+
+def _skip_report(
+    scaler: DeviceScaler, prepared: PreparedOptimizer, buffer: GradientBuffer
+) -> list[tuple[Variable, Tensor]]:
+    """Return what the report of a skipped step needs, and the variable that keeps each."""
     loss_finite = prepared.loss_finite()
-    scaler.loss_finite.assign(UNKNOWN if loss_finite is None else tf.cast(loss_finite, tf.int64))
+    return [
+        (prepared.nonfinite, prepared.nonfinite_in(buffer.flags, list(buffer.present))),
+        (scaler.skipped_by, tf.constant(prepared.number, tf.int64)),
+        (scaler.loss_finite, tf.constant(UNKNOWN, tf.int64) if loss_finite is None else tf.cast(loss_finite, tf.int64)),
+    ]
 
 
 def _holds(condition: Tensor | None) -> bool:
