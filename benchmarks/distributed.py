@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from native import torch_amp
+from native import torch_amp, torch_graph
 from race import Standing
 from recipes import DISTRIBUTED, Parts, tiny
 from record import RESULTS, hardware, write_race
@@ -48,9 +48,9 @@ ROWS = (
     ("4 blocks of Llama-3-8B", "FSDP2", "mixed_bfloat16"),
     ("4 blocks of Llama-3-8B", "FSDP2", "mixed_float8;layers=head:bfloat16"),
 )
-NATIVE = "native AMP"
+NATIVE, BY_HAND = "native AMP", "native AMP, captured by hand"
 GATHERED = "ours max, float8_all_gather"
-FORMS = ("native AMP", "native AMP + torch.compile", "ours off", "ours default", "ours max", GATHERED)
+FORMS = (NATIVE, "native AMP + torch.compile", BY_HAND, "ours off", "ours default", "ours max", GATHERED)
 """Native AMP has no float8: beside a float8 policy it runs in bfloat16."""
 WARM_UP, TURN_SECONDS = 16, 0.2
 MAX_NORM = 1.0
@@ -101,11 +101,13 @@ class Case:
         return fully_shard(model, mp_policy=mp_policy)
 
 
-def native(case: Case, compiled: bool) -> Callable[[], Any]:
-    """Return the hand-written loop of torch's own AMP."""
+def native(case: Case, compiled: bool, captured: bool = False) -> Callable[[], Any]:
+    """Return the hand-written loop of torch's own AMP; ``captured``: for a CUDA graph."""
     mp_policy = MixedPrecisionPolicy(param_dtype=case.dtype, reduce_dtype=torch.float32)
     model = case.wrapped(mp_policy, compiled)
     optimizer = case.parts.optimizer(model)
+    for group in optimizer.param_groups:
+        group["capturable"] = captured
     forward = torch.compile(model) if compiled and case.wrapper == "DDP" else model
     half = case.policy == "mixed_float16"
     scaler = torch.amp.GradScaler(torch_amp.DEVICE, init_scale=case.parts.recipe.first_scale, enabled=half)
@@ -113,7 +115,8 @@ def native(case: Case, compiled: bool) -> Callable[[], Any]:
 
     def step() -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(torch_amp.DEVICE, case.dtype, enabled=case.wrapper == "DDP"):
+        # Inside a graph, casts of weights that autocast keeps would be those of the capture.
+        with torch.autocast(torch_amp.DEVICE, case.dtype, case.wrapper == "DDP", cache_enabled=not captured):
             loss = case.parts.loss_fn(forward(x).float(), y)
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
@@ -149,8 +152,17 @@ def ours(case: Case, mode: str, gathered: bool = False) -> Callable[[], Any]:
     return lambda: train_step(x, y)
 
 
+def applies(case: Case, form: str) -> bool:
+    """Return whether a form is for a case on this device."""
+    if form == BY_HAND:
+        return torch_amp.DEVICE == "cuda" and not case.float8
+    return form != GATHERED or case.float8
+
+
 def made(case: Case, form: str) -> Callable[[], Any]:
     """Return the step of a form, by its name in ``FORMS``."""
+    if form == BY_HAND:
+        return torch_graph.captured(lambda: native(case, compiled=True, captured=True))
     if form.startswith("native"):
         return native(case, form != NATIVE)
     return ours(case, form.removeprefix("ours ").partition(",")[0], form == GATHERED)
@@ -219,7 +231,7 @@ def warm(case: Case, form: str) -> Warm:
 def measure(case: Case, forms: Sequence[str], options: argparse.Namespace) -> Iterator[Standing]:
     """Yield the rows of one case."""
     torch_amp.begin()
-    forms = [form for form in forms if form != GATHERED or case.float8]
+    forms = [form for form in forms if applies(case, form)]
     found: dict[str, Warm] = {}
     failed: dict[str, str] = {}
     for form in forms:

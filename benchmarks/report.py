@@ -84,19 +84,22 @@ SECTIONS = {
         "loop clips the norm, and float16 has dynamic loss scaling. `batch per rank` is what each GPU trains on. "
         "Native steps are mostly limited by launching kernels, so the ratios depend on the host: over two or three "
         "runs on H200s native steps took 2.4 to 3.1 ms (MLP), 23.5 to 36.6 ms (ResNet-50), 9.5 to 11.5 ms (U-Net) and "
-        "55 to 73 ms (GPT-2, FSDP2), and captured ones 0.23 to 0.24, 4.6 to 4.7, 4.0 and 24.3 to 25.2 ms. On two H100s "
-        "of a slower host, native steps took 4.5, 55, 18 and 114 to 119 ms, and captured ones 0.29, 4.9, 4.3 and 27.5 "
-        "to 28.1 ms.\n\nTwo H200s against one, captured, the same batch on each: 1.89 times the tokens per second "
-        "(GPT-2 small, batch 16) and "
-        "1.96 times the images per second (ResNet-50 224, batch 256), from the tables of one and two ranks.",
+        "55 to 73 ms (GPT-2, FSDP2), and captured ones 0.23 to 0.24, 4.6 to 4.7, 4.0 and 24.3 to 25.2 ms. On two hosts "
+        "with two H100s, native steps took 3.1 and 4.5, 40 and 55, 16 and 18, and 90 to 119 ms, and captured ones 0.24 "
+        "and 0.29, 4.9, 4.3 and 27.2 to 28.1 ms. `native AMP, captured by hand` is the native loop with torch.compile, all "
+        "of it in one CUDA graph.\n\n"
+        "Two GPUs against one, captured, the same batch on each: 1.91 times the tokens per second (GPT-2 small, batch "
+        "16) and 1.97 times the images per second (ResNet-50 224, batch 256) on H100s, 1.89 and 1.96 times on H200s, "
+        "from the tables of one and two ranks.",
     ),
     "replicas": (
         "Replicas of a Keras model",
         "Keras's ResNet-50 under `MirroredStrategy`: a Keras policy with `LossScaleOptimizer`, the same with each "
         "replica's forward and backward pass in a `tf.function(jit_compile=True)`, and unifiedamp. The global batch is "
         "that of a replica times their number.\n\n`forward and backward by XLA and the sum, alone` trains nothing: the "
-        "time that a step takes above it is that of the check and the update. The run of 2026-11-25 is from before "
-        "unifiedamp joined the gradients inside XLA's program for their sum; the two ran on different hosts.",
+        "time that a step takes above it is that of the check and the update. In the run of 2026-11-25 gradients were "
+        "not yet joined for their sum, and updates stood in a branch that waited for the decision; the two ran on "
+        "different hosts.",
     ),
     "frameworks": (
         "Speedup",
@@ -123,7 +126,8 @@ SECTIONS = {
         "Warm-up",
         "The first six steps under `amp.compile`, the capture included, compared with those of a native loop whose "
         "forward and backward pass `torch.compile` compiles. Each run is a new process; `filled` follows one that left "
-        "its results in the cache of Inductor.",
+        "its results in the cache of Inductor. Since 2026-11-24, compiled steps use no programs of AOTAutograd's cache "
+        "before torch 2.13, where that cache ignores the dtype of autocast: `filled` took longer since then.",
     ),
     "bf16": (
         "bfloat16 on CPU",
