@@ -86,8 +86,8 @@ SECTIONS = {
         "runs on H200s native steps took 2.4 to 3.1 ms (MLP), 23.5 to 36.6 ms (ResNet-50), 9.5 to 11.5 ms (U-Net) and "
         "55 to 73 ms (GPT-2, FSDP2), and captured ones 0.23 to 0.24, 4.6 to 4.7, 4.0 and 24.3 to 25.2 ms. On two hosts "
         "with two H100s, native steps took 3.1 and 4.5, 40 and 55, 16 and 18, and 90 to 119 ms, and captured ones 0.24 "
-        "and 0.29, 4.9, 4.3 and 27.2 to 28.1 ms. `native AMP, captured by hand` is the native loop with torch.compile, all "
-        "of it in one CUDA graph.\n\n"
+        "and 0.29, 4.9, 4.3 and 27.2 to 28.1 ms. `native AMP, captured by hand` is the native loop with torch.compile, "
+        "all of it in one CUDA graph.\n\n"
         "Two GPUs against one, captured, the same batch on each: 1.91 times the tokens per second (GPT-2 small, batch "
         "16) and 1.97 times the images per second (ResNet-50 224, batch 256) on H100s, 1.89 and 1.96 times on H200s, "
         "from the tables of one and two ranks.",
