@@ -175,3 +175,41 @@ def test_a_flag_that_changes_later_is_asked_in_each_region():
     assert (
         'with self.amp.autocast(enabled=self.mixed and self.device.type == "cuda"):' in migrated(changed).after.decode()
     )
+
+
+def test_clipping_of_gradients_that_another_method_scaled_is_pointed_at():
+    done = migrated(
+        replaced(
+            KEPT,
+            ("    def step(self, x):\n", "    def backward(self, x):\n"),
+            (
+                "        self.scaler.step(self.optimizer)\n",
+                "\n    def step(self, x):\n        self.backward(x)\n        # of this length\n"
+                "        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)\n"
+                "        self.scaler.step(self.optimizer)\n",
+            ),
+        )
+    )
+    assert done.changed
+    (found,) = done.findings
+    assert (found.line, found.what) == (
+        19,
+        "gradients were still scaled at `torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)`",
+    )
+
+
+def test_a_scaler_that_is_made_where_none_is_given_under_a_flag_is_refused_with_that_condition():
+    done = migrated(
+        replaced(
+            KEPT,
+            ("device, mixed):", "device, mixed, scaler=None):"),
+            (
+                '        self.scaler = torch.amp.GradScaler("cuda", enabled=mixed and device.type == "cuda")\n',
+                "        if mixed:\n            if scaler is None:\n                scaler = torch.amp.GradScaler()\n"
+                "            self.scaler = scaler\n",
+            ),
+        )
+    )
+    assert not done.changed
+    said = {found.line: found.what for found in done.findings if found.blocks}
+    assert said[10] == "the GradScaler is made under a condition on itself: if scaler is None"
