@@ -34,9 +34,11 @@ def calls_of(source: Source, *names: str) -> list[cst.Call]:
 def level_of(source: Source, call: cst.Call) -> object:
     """Return the level of a call of ``initialize``, also one that a variable has from a constant; else None."""
     given = argument(call, "opt_level", 3)
-    scope = source.scope(call)
-    if given is None or not dotted(given) or (isinstance(scope, cst.FunctionDef) and dotted(given) in parameters(scope)):
+    if given is None or not dotted(given):
         return "O1" if given is None else literal(given)
+    scope = source.scope(call)
+    if isinstance(scope, cst.FunctionDef) and dotted(given) in parameters(scope):
+        return None
     made = source.assigns(dotted(given))
     return literal(made[0].value) if len(made) == 1 else None
 

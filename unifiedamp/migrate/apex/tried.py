@@ -1,4 +1,4 @@
-"""``amp.initialize`` in a ``try`` whose handlers only say that Apex is missing: the session needs no Apex, and no try."""
+"""``amp.initialize`` in a ``try`` whose handlers say that Apex is missing: the session needs no Apex, and no try."""
 
 from __future__ import annotations
 

@@ -56,9 +56,8 @@ def _refuse_own_compile(work: Work, call: cst.Call, model: str) -> None:
     """
     own = keeps_optimizer(work.source, call, model)
     if own is not None:
-        work.block(own, f"{model}'s class has a compile of its own, which gives Keras's no optimizer: its steps would use "
-                   "another one", "`super().compile(optimizer=optimizer)` in it, with the optimizer that it is given"
-                   )  # fmt: skip
+        what = f"{model}'s class has a compile of its own, which gives Keras's no optimizer: its steps use another one"
+        work.block(own, what, "`super().compile(optimizer=optimizer)` in it, with the optimizer that it is given")
     words = sorted(keywords(call) - _COMPILE - {"*"})
     second = [arg.value for arg in call.args if arg.keyword is None and not arg.star][1:2]
     optimizers = [work.source.code(one) for one in second if _is_optimizer(work.source, one)]

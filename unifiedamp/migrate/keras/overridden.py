@@ -46,5 +46,6 @@ def _hands_on(own: cst.FunctionDef, call: cst.Call) -> bool:
 def is_super(call: cst.Call) -> bool:
     """Whether a call is ``super().compile(...)``."""
     func = call.func
-    compiles = isinstance(func, cst.Attribute) and func.attr.value == "compile"
-    return compiles and isinstance(func.value, cst.Call) and dotted(func.value.func) == "super"
+    if not isinstance(func, cst.Attribute) or func.attr.value != "compile":
+        return False
+    return isinstance(func.value, cst.Call) and dotted(func.value.func) == "super"

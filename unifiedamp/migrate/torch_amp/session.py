@@ -54,7 +54,9 @@ class Session:
         """Whether a region is on where the scaler is, by the same words or by other names of the same objects."""
         source, scaler = self._source, enabled_in(self._source, self._scaler.call)
         switch, own = switch_of(source, call), enabled_in(source, call)
-        if scaler is None or switch is None or not self._is_given(call, switch) or not self.means_the_same(call, switch):
+        if scaler is None or switch is None:
+            return False
+        if not self._is_given(call, switch) or not self.means_the_same(call, switch):
             return False
         if own is None or switch != source.code(own):
             return switch == source.code(scaler)
