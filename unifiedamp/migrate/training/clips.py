@@ -44,6 +44,7 @@ class Steps(Protocol):
 
     work: Work
     aliases: Aliases
+    models: set[Key | None]
     optimizers: dict[Key | None, str]
     sites: list[Site]
     steps: list[cst.Call]
