@@ -52,8 +52,10 @@ def _loops(loops: Steps, scope: cst.CSTNode) -> Iterator[_Loop]:
         names = {dotted(one) for one in walk(node.target) if isinstance(one, cst.Name)}
         reads = [one for one in walk(node.body) if isinstance(one, cst.Attribute) and one.attr.value == "grad"]
         mine = [one for one in reads if dotted(one.value) in names]
-        whole = over.value.value if dotted(over.value).endswith(".module") else over.value  # type: ignore[attr-defined]
-        if mine and len(mine) == len(reads) and loops.aliases.of(whole) in loops.models:
+        owner = over.value
+        if isinstance(owner, cst.Attribute) and owner.attr.value == "module":
+            owner = owner.value
+        if mine and len(mine) == len(reads) and loops.aliases.of(owner) in loops.models:
             yield _Loop(node, mine, source.code(over.value))
 
 
