@@ -106,6 +106,17 @@ CASES = {
         "gan.compile(optimizer='adam', loss='mse', g_optimizer='adam')\n",
         6, "gan.compile takes g_optimizer=, which is not"
     ),
+    "a compile that keeps the optimizer": (
+        "class Net(tf.keras.Model):\n    def compile(self, opt, loss_fn, **more):\n        super().compile(**more)\n"
+        + POLICY + "net = Net()\nnet.build((None, 3))\nopt = tf.keras.optimizers.Adam()\n"
+        "net.compile(opt, loss_fn)\nnet.fit(x)\n", 4, "net's class has a compile of its own, which gives Keras's no"
+    ),
+    "a policy and another one": (
+        POLICY + 'mixed_precision.set_global_policy("mixed_bfloat16")\n' + MODEL + FIT, 4, "policy is set 2 times"
+    ),
+    "a policy under a condition, and again": (
+        "if gpus:\n    " + POLICY + POLICY + MODEL + FIT, 5, "policy is set 2 times"
+    ),
     "no policy": ("def step(opt, loss):\n    return opt.get_scaled_loss(loss)\n", 4, "that sets no policy"),
     "no policy, two branches": (
         "def step(opt, tape, loss, w):\n    if hasattr(opt, 'loss_scale'):\n        g = tape.gradient("

@@ -56,7 +56,6 @@ WANTED = {
                     35: "clip_grad_norm_", 36: "optimizer.step(), where", 46: "torch.autocast under another name"},
     "traced": {8: "nothing here computes with model in a region"},
     "unclear_models": {7: "not clear which models optimizer_a and optimizer_b train"},
-    "unet_histograms": {20: "which clears gradients"},
     "train_step_accumulates": {20: "applies other gradients than those"},
 }  # fmt: skip
 

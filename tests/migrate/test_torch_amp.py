@@ -175,3 +175,77 @@ def test_a_flag_that_changes_later_is_asked_in_each_region():
     assert (
         'with self.amp.autocast(enabled=self.mixed and self.device.type == "cuda"):' in migrated(changed).after.decode()
     )
+
+
+def test_clipping_of_gradients_that_another_method_scaled_is_pointed_at():
+    done = migrated(
+        replaced(
+            KEPT,
+            ("    def step(self, x):\n", "    def backward(self, x):\n"),
+            (
+                "        self.scaler.step(self.optimizer)\n",
+                "\n    def step(self, x):\n        self.backward(x)\n        # of this length\n"
+                "        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)\n"
+                "        self.scaler.step(self.optimizer)\n",
+            ),
+        )
+    )
+    assert done.changed
+    (found,) = done.findings
+    assert (found.line, found.what) == (
+        19,
+        "gradients were still scaled at `torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)`",
+    )
+
+
+def test_a_scaler_that_is_made_where_none_is_given_under_a_flag_is_refused_with_that_condition():
+    done = migrated(
+        replaced(
+            KEPT,
+            ("device, mixed):", "device, mixed, scaler=None):"),
+            (
+                '        self.scaler = torch.amp.GradScaler("cuda", enabled=mixed and device.type == "cuda")\n',
+                "        if mixed:\n            if scaler is None:\n                scaler = torch.amp.GradScaler()\n"
+                "            self.scaler = scaler\n",
+            ),
+        )
+    )
+    assert not done.changed
+    said = {found.line: found.what for found in done.findings if found.blocks}
+    assert said[10] == "the GradScaler is made under a condition on itself: if scaler is None"
+
+
+CHOSEN = """\
+import torch
+model = torch.nn.Linear(2, 2)
+if name == "sgd":
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+elif name == "adam":
+    optimizer = torch.optim.Adam(model.parameters())
+scaler = torch.cuda.amp.GradScaler()
+with torch.cuda.amp.autocast():
+    loss = model(torch.ones(2, 2)).sum()
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+"""
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_an_optimizer_that_an_elif_chain_makes_is_prepared_where_all_that_follows_needs_it(asked):
+    done = migrated(CHOSEN.replace("scaler.step(", "if name in known:\n    scaler.step(") if asked else CHOSEN)
+    assert done.changed is not asked
+    assert asked is any("may not exist where it is prepared" in found.what for found in done.findings)
+
+
+@pytest.mark.parametrize("function", ["utils.save_checkpoint", "log"])
+def test_code_of_another_file_gets_the_session_for_its_state_alone(function):
+    made = "scaler = torch.cuda.amp.GradScaler() if half else None"
+    text = replaced(CHOSEN, ("scaler = torch.cuda.amp.GradScaler()", made)) + f"{function}(model, scaler=scaler)\n"
+    done = migrated(text)
+    assert done.changed is (function != "log")
+    (found,) = [one for one in done.findings if "passed to" in one.what]
+    assert (found.line, found.blocks) == (13, function == "log")
+    if done.changed:
+        call = "utils.save_checkpoint(model, scaler=amp if amp.loss_scale_settings.enabled else None)"
+        assert call in done.after.decode()

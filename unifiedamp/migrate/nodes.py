@@ -33,6 +33,15 @@ def parameters(function: cst.FunctionDef) -> list[str]:
     return [p.name.value for p in (*params.posonly_params, *params.params, *params.kwonly_params)]
 
 
+def roots(node: cst.CSTNode) -> set[str]:
+    """Return the names that an expression looks at, of ``args.amp`` the first one; ``self`` left out."""
+    if isinstance(node, cst.Attribute):
+        return roots(node.value)
+    if isinstance(node, cst.Name):
+        return {node.value} - {"self"}
+    return {name for child in node.children for name in roots(child)}
+
+
 def argument(call: cst.Call, name: str, position: int | None = None) -> cst.BaseExpression | None:
     """Return a call's argument by keyword, or by position."""
     for arg in call.args:

@@ -16,6 +16,7 @@ from ..training.values import moved
 from ..work import Work
 from .questions import answered
 from .settings import bracketed, settings
+from .tried import outside
 
 _LISTS = ("models", "optimizers", "nets", "networks", "opts")
 
@@ -100,7 +101,8 @@ def _put(
 ) -> None:
     """Write the session's lines: outside the flag that guards them, or one for each branch."""
     source, names = work.source, work.names
-    statement = source.statement(call)
+    gone = _imports(source) | {each for each, code in work.edits.lines.items() if not code}
+    statement = outside(source, source.statement(call), gone)
     told = settings(work, call)
     chain = guards(source, statement, optimizers, lambda test: answered(source, test))
     if prepare.code.startswith("return"):
@@ -108,7 +110,6 @@ def _put(
     if any(_asks(guard.node.test, {*prepare.into, *prepare.objects}) for guard in chain):
         _put_under(work, call, chain, sessions, prepare, told)
         return
-    gone = _imports(source) | {each for each, code in work.edits.lines.items() if not code}
     alone = not any(source.inside(one, chain[-1].node) for one in starts if one is not call) if chain else True
     place = lift(work, statement, chain, gone) if chain and alone else None
     stays = place == "before" and bool(prepare.moves)

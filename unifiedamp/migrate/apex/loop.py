@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from ..nodes import argument, dotted, keywords, literal, walk
+from ..nodes import argument, dotted, keywords, walk
 from ..source import Source
 from ..training.aliases import Aliases
 from ..training.clips import CLIPS, Site
 from ..training.loops import Loops, listed
 from ..work import Work
 from .initialize import Start
-from .settings import calls_of
+from .settings import calls_of, level_of
 
 
 def rewrite_loops(work: Work, aliases: Aliases, starts: Sequence[Start]) -> Loops:
@@ -29,7 +29,7 @@ def rewrite_loops(work: Work, aliases: Aliases, starts: Sequence[Start]) -> Loop
     optimizers = {aliases.of(one): work.source.code(one) for start in starts for one in start.optimizers}
     loops = Loops(work, aliases, models - {None}, {k: v for k, v in optimizers.items() if k}, lambda _: amp)
     loops.unscales = True
-    levels = {literal(argument(call, "opt_level", 3)) for call in calls_of(work.source, "initialize")}
+    levels = {level_of(work.source, call) for call in calls_of(work.source, "initialize")}
     loops.models_alone = levels <= {"O2", "O3"}
     for call in calls_of(work.source, "scale_loss"):
         with work.blocking():

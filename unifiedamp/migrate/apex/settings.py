@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import libcst as cst
 
-from ..nodes import argument, dotted, literal
+from ..nodes import argument, dotted, literal, parameters
 from ..sessions import dynamic
 from ..source import Source
 from ..work import Work
@@ -31,6 +31,18 @@ def calls_of(source: Source, *names: str) -> list[cst.Call]:
     return [call for name in names for call in source.calls(f"apex.amp.{name}")]
 
 
+def level_of(source: Source, call: cst.Call) -> object:
+    """Return the level of a call of ``initialize``, also one that a variable has from a constant; else None."""
+    given = argument(call, "opt_level", 3)
+    if given is None or not dotted(given):
+        return "O1" if given is None else literal(given)
+    scope = source.scope(call)
+    if isinstance(scope, cst.FunctionDef) and dotted(given) in parameters(scope):
+        return None
+    made = source.assigns(dotted(given))
+    return literal(made[0].value) if len(made) == 1 else None
+
+
 def settings(work: Work, call: cst.Call) -> dict[str, str | None]:
     """Return the code of the session's arguments, and say what is left out.
 
@@ -45,7 +57,7 @@ def settings(work: Work, call: cst.Call) -> dict[str, str | None]:
     if enabled is not None and literal(enabled) is not True:
         policy = f'{bracketed(policy)} if {source.code(enabled)} else "O0"'
     _say_what_has_no_meaning(work, call)
-    return {"policy": policy, "loss_scale": _loss_scale(work, call, "O1" if level is None else literal(level))}
+    return {"policy": policy, "loss_scale": _loss_scale(work, call, level_of(source, call))}
 
 
 def bracketed(code: str) -> str:

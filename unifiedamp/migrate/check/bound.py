@@ -9,6 +9,7 @@ import libcst as cst
 from ..nodes import dotted, targets, walk
 from ..torch_amp.late import assigned_late
 from .facts import Facts, prepared_by
+from .needed import needed_anyway
 
 _WRITE = 'a line on each other path that makes the session, with policy="float32"'
 _BEFORE = "it in front of the line that makes the GradScaler, or the session"
@@ -49,7 +50,7 @@ def unmade(facts: Facts) -> Iterator[tuple[cst.CSTNode, str, str]]:
         walker = _Paths(facts, names)
         walker.block(_body(scope), set(_parameters(scope)))
         for node in walker.found:
-            if node in given:
+            if node in given and not (isinstance(node, cst.Name) and needed_anyway(facts.source, node, call)):
                 write = "name each model and optimizer, and prepare them where they are made"
                 yield node, f"{facts.source.code(node)} may not exist where it is prepared", write
 

@@ -8,6 +8,7 @@ from ..nodes import argument, assigned, dotted, keywords, literal, parameters, w
 from ..sessions import binds
 from ..source import Source
 from ..work import Work
+from .overridden import is_super, keeps_optimizer
 from .scales import quoted
 from .scopes import Trained
 from .stages import Stages
@@ -29,10 +30,12 @@ def rewrite_fits(work: Work, start: Start, trained: Trained) -> None:
     for call in source.methods("compile"):
         assert isinstance(call.func, cst.Attribute)
         model = dotted(call.func.value)
+        if is_super(call):
+            continue  # in a model's own compile, which its callers' lines are for
         positional = len(call.args) > 1 and model.partition(".")[0] not in source.imports
         if not (keywords(call) & {"optimizer", "loss"} or positional or (model and model in fitted)):
             continue
-        if model in ("", "self", "super"):
+        if model in ("", "self"):
             what = f"{source.code(call.func)}() of a model without a name"
             work.block(call, what, "assign the model to a name, then model, optimizer = amp.prepare(...)")
             continue
@@ -51,6 +54,10 @@ def _refuse_own_compile(work: Work, call: cst.Call, model: str) -> None:
     Raises:
         CannotMigrate: it is one.
     """
+    own = keeps_optimizer(work.source, call, model)
+    if own is not None:
+        what = f"{model}'s class has a compile of its own, which gives Keras's no optimizer: its steps use another one"
+        work.block(own, what, "`super().compile(optimizer=optimizer)` in it, with the optimizer that it is given")
     words = sorted(keywords(call) - _COMPILE - {"*"})
     second = [arg.value for arg in call.args if arg.keyword is None and not arg.star][1:2]
     optimizers = [work.source.code(one) for one in second if _is_optimizer(work.source, one)]

@@ -14,6 +14,7 @@ from ..source import Statement
 from ..work import Work
 from .chosen import choice_of, drop_unused, makes_policy, value_of
 from .flags import is_float32, puts_back
+from .repeated import repeats
 from .scales import dynamic_scale, experimental_scale, quoted, wrapper_scale
 from .words import POLICY, REWRITE, VALUE, WRAPPER, calls_of
 
@@ -35,6 +36,10 @@ class Start:
     def __init__(self, work: Work) -> None:
         policies, rewrites = calls_of(work.source, POLICY), calls_of(work.source, REWRITE)
         mixed = [one for one in policies if not is_float32(work.source, one) and not puts_back(work.source, one)]
+        if len(mixed) == len(policies) > 1:
+            for call in repeats(work.source, mixed):
+                work.edits.statement(work.source.statement(call))
+                mixed.remove(call)
         starts = (mixed or policies[:1]) + rewrites
         if not starts:
             raise _no_start(work)

@@ -45,7 +45,7 @@ def _end(source: Source, with_: cst.With) -> slice | None:
     A model that computes in the region again, behind the step, stays a matter of the user's: there, a region computes
     with the copies of the weights that it made before the step.
     """
-    item = with_.items[0].item
+    item = _kept(source, with_.items[0].item)
     call = item.body if isinstance(item, cst.IfExp) else item
     if len(with_.items) != 1 or not isinstance(call, cst.Call) or not isinstance(with_.body, cst.IndentedBlock):
         return None
@@ -56,6 +56,12 @@ def _end(source: Source, with_: cst.With) -> slice | None:
     first = next(scaled, 0)
     stop = next((place for place in range(first, len(body)) if not _is_uncast(body[place])), len(body))
     return slice(first, stop) if 0 < first < stop and all(map(_is_apart, body[stop:])) else None
+
+
+def _kept(source: Source, item: cst.BaseExpression) -> cst.BaseExpression:
+    """Return the region that a variable keeps, where one line alone gives it its value; else the expression itself."""
+    made = source.assigns(item.value) if isinstance(item, cst.Name) else []
+    return made[0].value if len(made) == 1 and source.scope(made[0]) is source.scope(item) else item
 
 
 def _is_scaled_backward(node: cst.CSTNode) -> bool:

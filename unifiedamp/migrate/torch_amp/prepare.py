@@ -14,6 +14,7 @@ from ..training.aliases import Aliases, Key
 from ..training.reached import MODEL_WORDS
 from ..training.values import peeled
 from ..work import Work
+from .grouped import by_function
 from .scaler import Scaler
 from .session import Session
 from .stages import Stages, comes_first
@@ -257,7 +258,8 @@ def _write(
 def _models(source: Source, aliases: Aliases, assign: cst.Assign) -> list[str]:
     """Return the models that an optimizer is made of; where no ``parameters()`` says, those that it is given."""
     scope = source.scope(assign)
-    models = models_of(source, assign.value, scope) or _of_parts(source, scope, assign)
+    models = models_of(source, assign.value, scope) or by_function(source, aliases, assign)
+    models = models or _of_parts(source, scope, assign)
     known = model_groups(source, aliases)
     if not models and isinstance(assign.value, cst.Call):
         given = [arg.value for arg in assign.value.args if dotted(arg.value)]

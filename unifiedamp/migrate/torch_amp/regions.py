@@ -116,7 +116,8 @@ def _same(work: Work, scaler: Scaler, session: Session, call: cst.Call, switch: 
     if session.switch == enabled_of(work.source, scaler.call) and session.is_switched_as(call):
         return True
     here = work.source.scope(scaler.first.assign) is work.source.scope(call)
-    return text == session.switch and (here or "." in text or text.isupper())
+    seen = here or (("." in text or text.isupper()) and session.means_the_same(call, text))
+    return text == session.switch and seen
 
 
 def _answered(work: Work, scaler: Scaler, switch: object) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import libcst as cst
 
-from ..nodes import argument, conjuncts, dotted, literal, none_of, parameters, walk
+from ..nodes import argument, conjuncts, dotted, literal, none_of, parameters, roots, walk
 from ..sessions import dynamic, session_line
 from ..source import Source, Statement
 from ..training.aliases import Aliases
@@ -54,11 +54,23 @@ class Session:
         """Whether a region is on where the scaler is, by the same words or by other names of the same objects."""
         source, scaler = self._source, enabled_in(self._source, self._scaler.call)
         switch, own = switch_of(source, call), enabled_in(source, call)
-        if scaler is None or switch is None or not self._is_given(call, switch):
+        if scaler is None or switch is None:
+            return False
+        if not self._is_given(call, switch) or not self.means_the_same(call, switch):
             return False
         if own is None or switch != source.code(own):
             return switch == source.code(scaler)
         return switch == source.code(scaler) or self._aliases.alike(own, scaler)
+
+    def means_the_same(self, call: cst.Call, switch: str) -> bool:
+        """Whether no function around a region assigns the names in its switch, as the session's line sees others."""
+        scopes = self._aliases.scopes
+        for name in roots(cst.parse_expression(switch)):
+            here = scopes.binding(call, name)
+            given = isinstance(here, cst.FunctionDef) and name not in parameters(here)
+            if given and here is not scopes.binding(self._first.assign, name):
+                return False
+        return True
 
     def _is_given(self, call: cst.Call, switch: str) -> bool:
         """Whether a region's switch is no parameter that some call leaves to its default, or gives something else."""
@@ -96,9 +108,8 @@ class Session:
         first = calls[0]
         statement = statement_in(work, first)
         chain = guards(source, statement, ())
-        if any(self._asks_for_scaler(guard.node.test) for guard in chain) and self._made_once(
-            statement, chain[-1].node
-        ):
+        asking = next((guard.node for guard in chain if self._asks_for_scaler(guard.node.test)), None)
+        if asking is not None and self._made_once(statement, chain[-1].node, asking):
             return chain[-1].node
         self._refuse_elif(statement)
         nones = [statement_in(work, made) for made in here if made.call is None]
@@ -148,7 +159,7 @@ class Session:
         """Whether a condition looks at the scaler that is made under it: ``fp16 and self.scaler is None``."""
         return any(self._aliases.of(one) in self._scaler.groups for one in walk(test) if dotted(one))
 
-    def _made_once(self, statement: Statement, outer: cst.If) -> bool:
+    def _made_once(self, statement: Statement, outer: cst.If, asking: cst.If) -> bool:
         """Write ``if flag and scaler is None: scaler = GradScaler()`` for a session, which has no flag around it."""
         work, source = self._work, self._source
         kept = [part for part in conjuncts(outer.test) if not self._asks_for_scaler(part)]
@@ -156,7 +167,7 @@ class Session:
         first = none_of(asked[0]) if len(asked) == 1 else ""
         alone = outer.orelse is None and source.parents.get(statement) is outer.body and len(outer.body.body) == 1
         if not first or not alone:
-            work.block(outer, f"the GradScaler is made under a condition on itself: if {source.code(outer.test)}",
+            work.block(asking, f"the GradScaler is made under a condition on itself: if {source.code(asking.test)}",
                        "make the session once, before the training loop")  # fmt: skip
             return False
         for made in self._scaler.made:

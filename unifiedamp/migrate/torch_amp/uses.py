@@ -99,7 +99,7 @@ def _use(work: Work, aliases: Aliases, scaler: Scaler, use: cst.BaseExpression) 
             raise work.stop(use, source.code(parent), "the session has no such attribute")
         yield Use(call, parent.attr.value, scaler.name(use))
     elif isinstance(parent, cst.Arg):
-        _passed(work, aliases, parent)
+        _passed(work, aliases, scaler, use)
     elif is_question(source.parents[parent] if isinstance(parent, cst.ComparisonTarget) else parent, use):
         _answer(work, scaler, use, parent)
     elif isinstance(parent, cst.AssignTarget):
@@ -139,20 +139,33 @@ def _other_branch(work: Work, scaler: Scaler, made: Made) -> bool:
     return any(source.inside(scaler.call, one) for one in owners)
 
 
-def _passed(work: Work, aliases: Aliases, arg: cst.Arg) -> None:
-    """Refuse to hand the session to code of other files, which wants a scaler."""
+def _passed(work: Work, aliases: Aliases, scaler: Scaler, use: cst.BaseExpression) -> None:
+    """Refuse to hand the session to code of other files, which wants a scaler; of checkpoints, it wants the state."""
+    arg = work.source.parents[use]
     call = work.source.parents[arg]
     if not isinstance(call, cst.Call):
         return
     if dotted(call.func) in ("print", "bool"):
         return
     if not aliases.reached.functions(call):
+        if "checkpoint" in dotted(call.func).rpartition(".")[2].lower():
+            _kept(work, scaler, use, call)
+            return
         raise work.stop(
             call, f"the scaler is passed to {dotted(call.func) or 'code'}, which this file does not define",
             "give it the session and migrate it too, or pass `amp.backend.interop.scaler`, which is a GradScaler",
         )  # fmt: skip
     if not any(one is arg for one, _, _ in aliases.reached.arguments(call)):
         raise work.stop(call, f"the scaler is passed to {dotted(call.func)} in *args", "name the argument")
+
+
+def _kept(work: Work, scaler: Scaler, use: cst.BaseExpression, call: cst.Call) -> None:
+    """Hand the session to code that keeps or restores its state, None where that was given no scaler."""
+    name = scaler.name(use)
+    optional = any(one.call is None or one.switch is not None for one in scaler.made)
+    work.edits.expression(use, f"{name} if {name}.loss_scale_settings.enabled else None" if optional else name)
+    what = f"the session is passed to {dotted(call.func)}, which this file does not define, in place of a scaler"
+    work.note(call, what, "it has `state_dict` and `load_state_dict`; look whether that code uses more of a scaler")
 
 
 # -- whether there is a scaler ----------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ class Steps(Protocol):
 
     work: Work
     aliases: Aliases
+    models: set[Key | None]
     optimizers: dict[Key | None, str]
     sites: list[Site]
     steps: list[cst.Call]
@@ -176,8 +177,9 @@ class Clips:
         before = sorted((s for s in sites if order[s.call] < order[node]), key=lambda site: -order[site.call])
         near = [s for s in before[:3] if not source.exclusive(s.place, node)]  # two branches, and what is nearest
         last = [s for s in near if s is near[0] or source.exclusive(s.place, near[0].place)]
-        if any(site in self._loops.sites for site in last):
-            code = " ".join(source.code(source.statement(node)).split())
+        elsewhere = not sites and bool(self._loops.sites)  # a function that is called before scales the loss
+        if elsewhere or any(site in self._loops.sites for site in last):
+            code = " ".join(source.code(source.simple(node) or source.statement(node)).split())
             self._work.note(node, f"gradients were still scaled at `{code[:80]}`",
                             "now they are true ones there: look whether the limit was meant for those")  # fmt: skip
 

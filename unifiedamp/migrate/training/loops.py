@@ -12,6 +12,7 @@ from ..source import Statement
 from ..work import Work
 from .aliases import Aliases, Key
 from .clips import Clips, Site
+from .kept import keep_gradients
 from .outside import outside
 from .regions import Regions, Uncovered, enclosing
 
@@ -82,6 +83,7 @@ class Loops:
             with self.work.blocking():
                 self._step(call)
         Clips(self).rewrite()
+        keep_gradients(self)
         self._regions(region)
 
     def code_of_step(self, call: cst.Call) -> str:
