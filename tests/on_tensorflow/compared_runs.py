@@ -35,8 +35,8 @@ def wrong_sums(amp, factor):
     replicas = amp.backend.distributed.replicas
     native = replicas.sum_of_scale
 
-    def sum_of_scale(gradients, scale):
-        values, checks = native(gradients, scale)
+    def sum_of_scale(gradients, numbers):
+        values, checks = native(gradients, numbers)
         return [value * factor if value.shape == SIZES[1:] else value for value in values], checks
 
     replicas.sum_of_scale = sum_of_scale

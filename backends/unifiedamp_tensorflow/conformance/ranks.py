@@ -29,7 +29,7 @@ keras: Any = tf.keras
 
 KINDS: Mapping[str, RankKind] = {
     "mirrored": RankKind(reduction="sum", absent="some", other_forms=("compiled", "xla")),
-    "multi worker": RankKind(reduction="sum", counts=(2,), other_forms=("compiled",), costly=True),
+    "multi worker": RankKind(reduction="sum", counts=(2,), other_forms=("compiled",), costly=True, loads_alone=True),
 }
 """A replica's loss must depend on some variable; workers cannot know what others leave out."""
 
@@ -57,10 +57,10 @@ def train(
 
 
 def train_worker(
-    _index: int, _processes: int, cases: Sequence[RankCase], form: str, options: Mapping[str, Any]
+    index: int, _processes: int, cases: Sequence[RankCase], form: str, options: Mapping[str, Any]
 ) -> Iterator[list[RankTrace]]:
     """Train cases on the replica of one worker; the program of each."""
-    return play_all(Replicas(of_cluster(), options), cases, form)
+    return play_all(Replicas(of_cluster(), options), cases, form, index == 0)
 
 
 class RankModel(keras.Model):

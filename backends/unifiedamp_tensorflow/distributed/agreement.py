@@ -1,8 +1,10 @@
-"""Workers of a ``MultiWorkerMirroredStrategy`` compare their sessions when a model is prepared, and their
-scales at each step.
+"""Workers of a ``MultiWorkerMirroredStrategy`` compare their sessions when a model is prepared, and the numbers of
+their loss scales at each step.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -11,8 +13,8 @@ from unifiedamp.backend import SessionSpec, errors, rank_settings
 from .._types import Strategy, Tensor
 
 SCALES = (
-    "amp.step: workers that train together need the same loss scale, and it differs between them; load the session's "
-    "checkpoint (amp.load_state_dict) on every worker, or on none"
+    "amp.step: workers that train together need the same loss scale and the same count of good steps, and these "
+    "differ between them; load the session's checkpoint (amp.load_state_dict) on every worker, or on none"
 )
 FOLD = 251
 """A prime: scales that are different powers of two leave different remainders, which 16 bits hold exactly."""
@@ -44,21 +46,25 @@ def check_workers(strategy: Strategy, spec: SessionSpec) -> None:
     rank_settings.refuse_differing(settings, rows, "amp.prepare", "worker")
 
 
-def scale_row(scale: Tensor, count: int, dtype: tf.DType) -> Tensor:
-    """Return this replica's number for its scale at its place in a row of zeros, for the sum over replicas.
+def scale_rows(numbers: Sequence[Tensor], count: int, dtype: tf.DType) -> Tensor:
+    """Return what stands for this replica's numbers at its place in rows of zeros, for the sum over replicas.
 
     Args:
-        scale: float32 scalar.
+        numbers: float32 or int64 scalars.
         count: of replicas.
-        dtype: floating, of the row; its numbers are whole ones below :data:`FOLD`.
+        dtype: floating, of the rows; they hold whole numbers below :data:`FOLD`.
+
+    Returns:
+        shape (len(numbers), count).
     """
-    number = tf.math.floormod(tf.bitcast(scale, tf.int32), FOLD)
+    whole = [tf.cast(each if each.dtype.is_integer else tf.bitcast(each, tf.int32), tf.int64) for each in numbers]
+    remainders = tf.cast(tf.math.floormod(tf.stack(whole), FOLD), dtype)
     place = tf.distribute.get_replica_context().replica_id_in_sync_group
-    return tf.one_hot(place, count, dtype=dtype) * tf.cast(number, dtype)
+    return remainders[:, tf.newaxis] * tf.one_hot(place, count, dtype=dtype)
 
 
-def refuse_scales(row: Tensor) -> list[tf.Operation]:
-    """Refuse a sum of :func:`scale_row` whose numbers differ.
+def refuse_scales(rows: Tensor) -> list[tf.Operation]:
+    """Refuse a sum of :func:`scale_rows` whose numbers differ.
 
     Returns:
         In a trace, operations that do so when it runs; a step must wait for them.
@@ -66,7 +72,7 @@ def refuse_scales(row: Tensor) -> list[tf.Operation]:
     Raises:
         PrepareError: eagerly, on every worker.
     """
-    alike = tf.reduce_all(tf.equal(row, row[0]))
+    alike = tf.reduce_all(tf.equal(rows, rows[:, :1]))
     if not tf.executing_eagerly():
         return [tf.debugging.Assert(alike, [SCALES])]
     if not bool(alike):

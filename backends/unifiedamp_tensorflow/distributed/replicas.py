@@ -17,7 +17,7 @@ from unifiedamp.backend import SessionSpec, errors
 
 from .. import patches
 from .._types import Gradient, Optimizer, Strategy, Tensor, Variable
-from .agreement import check_workers, refuse_scales, scale_row
+from .agreement import check_workers, refuse_scales, scale_rows
 from .packing import Packed
 from .reduction import sum_of
 from .replica_programs import compiled_by_xla, end_program, outside_programs
@@ -79,12 +79,14 @@ class Replicas(Protocol):
     def sum(self, gradients: Sequence[Gradient]) -> Sequence[Gradient]:
         """Return the gradients summed over replicas."""
 
-    def sum_of_scale(self, gradients: Sequence[Gradient], scale: Variable) -> tuple[Sequence[Gradient], list[Any]]:
-        """The same of gradients that are multiplied by ``scale``, which must be equal on all workers; return also what
+    def sum_of_scale(
+        self, gradients: Sequence[Gradient], numbers: Sequence[Variable]
+    ) -> tuple[Sequence[Gradient], list[Any]]:
+        """The same of gradients under a loss scale, whose ``numbers`` must be equal on all workers; return also what
         the step must wait for.
 
         Raises:
-            PrepareError: it differs between workers.
+            PrepareError: they differ between workers.
         """
 
     def once(self, action: Callable[[], T]) -> T:
@@ -173,7 +175,9 @@ class SingleReplica:
         """The gradients are the sum."""
         return gradients
 
-    def sum_of_scale(self, gradients: Sequence[Gradient], scale: Variable) -> tuple[Sequence[Gradient], list[Any]]:
+    def sum_of_scale(
+        self, gradients: Sequence[Gradient], numbers: Sequence[Variable]
+    ) -> tuple[Sequence[Gradient], list[Any]]:
         """There is one scale."""
         return gradients, []
 
@@ -282,15 +286,18 @@ class MirroredReplicas:
         """All-reduce, in the dtype that was asked for."""
         return sum_of(gradients, self._reduce_dtype)
 
-    def sum_of_scale(self, gradients: Sequence[Gradient], scale: Variable) -> tuple[Sequence[Gradient], list[Any]]:
-        """Sum a number for the scale with the gradients: in a trace, TensorFlow sends them as one array."""
+    def sum_of_scale(
+        self, gradients: Sequence[Gradient], numbers: Sequence[Variable]
+    ) -> tuple[Sequence[Gradient], list[Any]]:
+        """Sum what stands for the numbers with the gradients: in a trace, TensorFlow sends them as one array."""
         if not self.over_workers():
             return self.sum(gradients), []
         end_program()
         dense = [each for each in gradients if not isinstance(each, tf.IndexedSlices) and each.dtype.is_floating]
-        row = scale_row(scale.read_value(), self.count, dense[0].dtype if dense else tf.float32)
-        *summed, numbers = self.sum([*gradients, row])
-        return summed, refuse_scales(tf.convert_to_tensor(numbers))
+        dtype = dense[0].dtype if dense else tf.float32
+        rows = scale_rows([number.read_value() for number in numbers], self.count, dtype)
+        *summed, found = self.sum([*gradients, rows])
+        return summed, refuse_scales(tf.convert_to_tensor(found))
 
     def once(self, action: Callable[[], T]) -> T:
         """Merge the calls of all replicas."""

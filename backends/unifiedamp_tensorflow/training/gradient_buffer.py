@@ -180,7 +180,7 @@ class GradientBuffer:
             values = self._replicas.sum(list(present.values()))
             self._note_reduced(values)
         else:
-            values, checks = self._replicas.sum_of_scale(list(present.values()), self._scaler.scale)
+            values, checks = self._replicas.sum_of_scale(list(present.values()), self._scaler.numbers())
             self._note_reduced(values)
             known = flags is not None and flags.shape == (len(values),)
             with tf.control_dependencies(checks):

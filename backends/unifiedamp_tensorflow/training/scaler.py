@@ -90,6 +90,10 @@ class DeviceScaler:
         if self.spent is not None:
             self.spent.assign(state.hysteresis_steps)
 
+    def numbers(self) -> list[Variable]:
+        """Return what the next scale depends on."""
+        return [self.scale, self.run, *([] if self.spent is None else [self.spent])]
+
     def saved_variables(self) -> dict[str, Variable]:
         """Return name → variable of what a checkpoint needs."""
         kept = {} if self.spent is None else {"hysteresis_steps": self.spent}

@@ -83,7 +83,8 @@ class RankCase:
         weights: what the parameters begin with, float32.
         state: a session's state to load after ``amp.prepare``; None begins afresh.
         read_every: weights are wanted after each step with this many before it, and after the last.
-        loads: a step before which the first rank alone loads its state with another scale; all ranks must refuse.
+        loads: a step before which the first rank alone loads a state that differs from its own; all ranks must refuse.
+        loaded: the number of the state that differs, a field of ``ScaleState``.
     """
 
     name: str
@@ -97,6 +98,7 @@ class RankCase:
     state: Mapping[str, Any] | None = None
     read_every: int = 1
     loads: int | None = None
+    loaded: str = "scale"
 
     @property
     def leaves_out(self) -> bool:

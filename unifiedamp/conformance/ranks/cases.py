@@ -132,10 +132,14 @@ def two_optimizers(make: Maker) -> list[RankCase]:
     ]
 
 
-def loading(kind: RankKind, count: int) -> RankCase:
-    """Return a training in which the first rank alone loads a state before the third of four steps."""
+def loading(kind: RankKind, count: int) -> list[RankCase]:
+    """Return trainings in which the first rank alone loads a state before the third of four steps."""
     make = Maker(kind, count, seed=count)
-    return RankCase("a state that one rank loads", make.frozen(make.batches(4)), SCALE, loads=2)
+    batches = make.frozen(make.batches(4))
+    return [
+        RankCase(f"a {name} that one rank loads", batches, SCALE, loads=2, loaded=name)
+        for name in ("scale", "good_steps")
+    ]
 
 
 def random_steps(make: Maker, steps: int) -> list[RankCase]:

@@ -63,7 +63,7 @@ def play(side: RankSide, case: RankCase, form: str, first: bool = False) -> list
         try:
             for index in range(len(case.batches) // case.window):
                 if first and index == case.loads:
-                    _load_alone(amp)
+                    _load_alone(amp, case.loaded)
                 seen.append(_trained(side, case, amp, model, step, index))
         except ua.AmpError as error:
             if case.loads is None:
@@ -77,9 +77,11 @@ def play(side: RankSide, case: RankCase, form: str, first: bool = False) -> list
     return [RankTrace([steps[rank] for steps in seen], state, refused) for rank in range(len(seen[0]))]
 
 
-def _load_alone(amp: ua.Amp) -> None:
+def _load_alone(amp: ua.Amp, name: str) -> None:
     state = amp.state_dict()
-    amp.load_state_dict({**state, "state": {**state["state"], "scale": 4 * state["state"]["scale"]}})
+    number = state["state"][name]
+    other = 4 * number if name == "scale" else number + 1
+    amp.load_state_dict({**state, "state": {**state["state"], name: other}})
 
 
 def _stepping(side: RankSide, case: RankCase, amp: ua.Amp, model: Any, optimizers: Sequence[Any], form: str) -> Step:

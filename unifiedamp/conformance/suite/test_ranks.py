@@ -109,15 +109,16 @@ def test_a_state_that_one_rank_loads_is_refused_on_all(harness, form, ranks):
     rules = harness.rank_kinds[kind]
     if form != "eager" or not rules.loads_alone or count != rules.counts[0]:
         pytest.skip("eager steps of the fewest ranks, each with a session")
-    case = loading(rules, count)
-    (traces,) = harness.run_ranks(kind, count, form, [case]).values()
-    assert not isinstance(traces, RankFailure), traces.why
-    for trace in traces:
-        assert len(trace.steps) == 1 + case.loads, "no step after it"
-        *_, before, after = trace.steps
-        assert after.applied == 0
-        assert all(map(np.array_equal, before.weights, after.weights))
-        assert "load" in trace.refused
+    cases = loading(rules, count)
+    found = harness.run_ranks(kind, count, form, cases)
+    for case in cases:
+        assert not isinstance(found[case.name], RankFailure), found[case.name].why
+        for trace in found[case.name]:
+            assert len(trace.steps) == 1 + case.loads, f"{case.name}: no step after it"
+            *_, before, after = trace.steps
+            assert after.applied == 0
+            assert all(map(np.array_equal, before.weights, after.weights))
+            assert "load" in trace.refused
 
 
 def test_training_goes_on_with_another_number_of_ranks(harness, form, ranks):
