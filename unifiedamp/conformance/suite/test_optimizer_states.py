@@ -200,6 +200,26 @@ def test_moments_go_on_bit_for_bit_from_a_state(harness, dtype):
     assert second.weights() == straight.weights()
 
 
+def test_a_schedule_goes_on_from_a_state(harness):
+    """One that the optimizer holds: the rate of the next update is that of its count."""
+    rates = (0.5, 0.25, 0.125, 0.0625)
+
+    def make(model):
+        with harness.left_to_prepare():
+            return harness.scheduled_sgd(model, rates)
+
+    policy = ua.Policy(state_dtype="bfloat16")
+    first, second = (probe_run(harness, policy=policy, make=make, loss_scale="none") for _ in range(2))
+    for _ in range(2):
+        first.feed(1.0)
+    second.amp.load_master_weights(second.model, first.amp.master_weights(first.model))
+    second.amp.load_state_dict(json.loads(json.dumps(first.amp.state_dict(moments=True))))
+    for expected in (0.125, 0.0625):
+        for run in (first, second):
+            run.feed(1.0)
+            assert run.weights() == [expected]
+
+
 def test_counts_of_other_optimizers_are_refused(harness):
     run = run_of(harness, "eager", "bfloat16")
     run.feed(*VALUES)

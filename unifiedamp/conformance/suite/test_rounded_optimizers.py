@@ -1,0 +1,66 @@
+"""Several optimizers whose updates or moments are rounded: each has its own count of updates and its own moments."""
+
+import json
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import session
+
+pytestmark = pytest.mark.needs("several_optimizers")
+
+VALUES = (1.0,) * 8
+LR, MOMENTUM = 2.0**-9, 0.5
+POLICIES = [
+    pytest.param("float32", {"state_dtype": "bfloat16"}, marks=pytest.mark.needs("state_dtype"), id="moments"),
+    pytest.param("bfloat16", {"update": "stochastic"}, marks=pytest.mark.needs("weight_updates"), id="stochastic"),
+    pytest.param("bfloat16", {"update": "kahan"}, marks=pytest.mark.needs("weight_updates"), id="kahan"),
+]
+TURNS = (0, 0, 1, 0, 1, 0, 0, 1)
+"""The optimizer of each step."""
+
+
+class Two:
+    """Two models under one session, with an optimizer each."""
+
+    def __init__(self, harness, base, changes):
+        policy = ua.Policy.parse(str(harness.pure_policies.get(base, base))).replace(update_seed=0, **changes)
+        self.harness, self.amp = harness, session(harness, policy=policy, loss_scale="none")
+        with self.amp.scope():
+            models = [harness.probe(VALUES) for _ in range(2)]
+            with harness.left_to_prepare():
+                optimizers = [harness.sgd([model], LR, MOMENTUM) for model in models]
+        *self.models, one, two = self.amp.prepare(*models, *optimizers)
+        self.optimizers = one, two
+
+    def step(self, turn, number):
+        gradients = np.random.default_rng(number).integers(8, 65, len(VALUES)).astype(np.float32) / 64
+        x, model = self.amp.to_native(gradients), self.models[turn]
+        self.amp.backward(lambda: model(x), self.optimizers[turn])
+        self.amp.step(self.optimizers[turn])
+
+    def weights(self):
+        """The true ones, and those that the models compute with."""
+        true = [self.amp.master_weights(model) for model in self.models]
+        return [
+            [{name: value.tolist() for name, value in each.items()} for each in of]
+            for of in (true, map(self.harness.parameters, self.models))
+        ]
+
+
+@pytest.mark.parametrize(("base", "changes"), POLICIES)
+@pytest.mark.parametrize("at", [3, 6])
+def test_each_optimizer_goes_on_from_its_own_count(harness, base, changes, at):
+    """They have had different numbers of steps when the state is saved."""
+    straight, first, second = (Two(harness, base, changes) for _ in range(3))
+    for number, turn in enumerate(TURNS):
+        straight.step(turn, number)
+        if number == at:
+            for model, other in zip(first.models, second.models, strict=True):
+                second.amp.load_master_weights(other, first.amp.master_weights(model))
+            second.amp.load_state_dict(json.loads(json.dumps(first.amp.state_dict(moments=True))))
+        (first if number < at else second).step(turn, number)
+    assert second.weights() == straight.weights()
+    counts = [TURNS.count(turn) for turn in range(2)]
+    assert second.amp.backend.optimizer_states.steps() == counts
