@@ -24,9 +24,13 @@ def read(trainer: Trainer) -> dict[str, Any]:
     optimizer: Any = trainer._optimizer
     found = {}
     for index, state in sorted(trainer._updaters[0].states.items()):
-        found.update({name: to_numpy(array) for name, array in _leaves(str(index), state)})
+        found.update({name: _values(array) for name, array in _leaves(str(index), state)})
     counts = {f"{index}/{COUNT}": np.asarray(count) for index, count in sorted(optimizer._index_update_count.items())}
     return {**found, **counts}
+
+
+def _values(array: Array | Kept) -> Any:
+    return array.asnumpy() if isinstance(array, Kept) else to_numpy(array)
 
 
 def _leaves(name: str, state: Any) -> Iterator[tuple[str, Array]]:

@@ -152,9 +152,8 @@ def test_moments_of_many_numbers_are_the_references(harness, dtype):
         model = harness.mlp([(np.zeros((2, count), np.float32), np.zeros(count, np.float32))])
         optimizer = harness.sgd([model], LR, MOMENTUM)
     model, optimizer = amp.prepare(model, optimizer)
-    rows = np.random.default_rng(0).normal(size=(3, count)) * np.exp2(
-        -20.0 * (np.arange(count) // state_rounding.BLOCK)
-    )
+    block = np.arange(count) // state_rounding.BLOCK
+    rows = np.random.default_rng(0).normal(size=(3, count)) * np.exp2(-20.0 * block)
     x, y = (amp.to_native(array.astype(np.float32)) for array in (np.ones((3, 2)), rows))
     amp.backward(lambda: harness.mean_square(model(x), y), optimizer)
     given = [np.array(amp.to_numpy(gradient), np.float32) for gradient in amp.gradients(optimizer).values()]

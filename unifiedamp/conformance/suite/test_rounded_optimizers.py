@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import session
+from unifiedamp.conformance.driver import probe_run, session
 
 pytestmark = pytest.mark.needs("several_optimizers")
 
@@ -64,3 +64,46 @@ def test_each_optimizer_goes_on_from_its_own_count(harness, base, changes, at):
     assert second.weights() == straight.weights()
     counts = [TURNS.count(turn) for turn in range(2)]
     assert second.amp.backend.optimizer_states.steps() == counts
+
+
+@pytest.mark.parametrize(("base", "changes"), POLICIES)
+def test_each_parameter_has_its_own_learning_rate(harness, form, base, changes):
+    """Numbers that bfloat16 holds, so that nothing is rounded."""
+    rates = (0.5, 0.25, 0.125)
+
+    def make(model):
+        with harness.left_to_prepare():
+            return harness.grouped_sgd(model, rates)
+
+    policy = ua.Policy.parse(str(harness.pure_policies.get(base, base))).replace(**changes)
+    run = probe_run(harness, form, values=(8.0,) * 3, policy=policy, make=make, loss_scale="none")
+    for count in (1, 2):
+        run.feed(1.0, 2.0, 4.0)
+        assert run.weights() == [8.0 - count * 0.5] * 3
+
+
+@pytest.mark.parametrize(("base", "changes"), POLICIES)
+def test_a_layer_that_is_frozen_at_first(harness, base, changes):
+    """It stays as it is, and trains from the step on in which it is thawed, with moments of its own."""
+    found = []
+    for own_base, own_changes in ((base, changes), ("float32", {})):
+        policy = ua.Policy.parse(str(harness.pure_policies.get(own_base, own_base)))
+        policy = policy.replace(output_dtype="float32", **own_changes)
+        amp = session(harness, policy=policy, loss_scale="none")
+        pairs = [(np.eye(4, dtype=np.float32), np.zeros(4, np.float32)) for _ in range(2)]
+        with amp.scope(), harness.left_to_prepare():
+            model = harness.mlp(pairs)
+            optimizer = harness.adam([model], 2.0**-4)
+        model, optimizer = amp.prepare(model, optimizer)
+        start, seen = amp.master_weights(model), []
+        x, y = amp.to_native(np.float32([[1.0, 2.0, 0.5, 1.0]])), amp.to_native(np.full((1, 4), 4.0, np.float32))
+        for trains in (False, False, True, True, True):
+            harness.set_trainable(model, "layer0", trains)
+            amp.backward(lambda: harness.mean_square(model(x), y), optimizer)  # noqa: B023
+            assert amp.step(optimizer).applied
+            seen.append({name: value - start[name] for name, value in amp.master_weights(model).items()})
+        found.append(seen)
+    for own, exact in zip(*found, strict=True):
+        for (name, change), (_, expected) in zip(sorted(own.items()), sorted(exact.items()), strict=True):
+            assert bool(change.any()) == bool(expected.any()), name
+            np.testing.assert_allclose(change, expected, atol=2.0**-6, rtol=0.05, err_msg=name)
