@@ -59,7 +59,9 @@ def test_each_optimizer_goes_on_from_its_own_count(harness, base, changes, at):
         if number == at:
             for model, other in zip(first.models, second.models, strict=True):
                 second.amp.load_master_weights(other, first.amp.master_weights(model))
-            second.amp.load_state_dict(json.loads(json.dumps(first.amp.state_dict(moments=True))))
+            saved = json.loads(json.dumps(first.amp.state_dict(moments=True)))
+            second.amp.load_state_dict(saved)
+            assert second.amp.state_dict(moments=True) == saved, "it is there to be saved again"
         (first if number < at else second).step(turn, number)
     assert second.weights() == straight.weights()
     counts = [TURNS.count(turn) for turn in range(2)]
