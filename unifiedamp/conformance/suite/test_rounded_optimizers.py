@@ -109,3 +109,82 @@ def test_a_layer_that_is_frozen_at_first(harness, base, changes):
         for (name, change), (_, expected) in zip(sorted(own.items()), sorted(exact.items()), strict=True):
             assert bool(change.any()) == bool(expected.any()), name
             np.testing.assert_allclose(change, expected, atol=2.0**-6, rtol=0.05, err_msg=name)
+
+
+def single(harness, form, base, changes, kind="sgd", **options):
+    """A run of one optimizer, under a policy or a schedule of two with the same changes."""
+    policy = ua.Policy.parse(str(harness.pure_policies.get(base, base))).replace(**changes)
+
+    def make(model):
+        with harness.left_to_prepare():
+            return harness.adam([model], LR) if kind == "adam" else harness.sgd([model], LR, MOMENTUM)
+
+    return probe_run(
+        harness, form, **{"values": VALUES, "policy": policy, "make": make, "loss_scale": "none"} | options
+    )
+
+
+def gradients_of(number):
+    return (np.random.default_rng(number).integers(8, 65, len(VALUES)) / 64).tolist()
+
+
+def all_of(run):
+    moments = [{name: value.tolist() for name, value in of.items()} for of in run.amp.backend.optimizer_states.read()]
+    true = [value.tolist() for value in run.amp.master_weights(run.model).values()]
+    return run.weights(), true, moments, run.amp.backend.optimizer_states.steps()
+
+
+@pytest.mark.needs("accumulation")
+@pytest.mark.parametrize(("base", "changes"), POLICIES)
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_a_window_is_one_update(harness, form, base, changes, kind):
+    """Of the mean of its micro-batches: rounded once, under the key of its step."""
+    whole = single(harness, form, base, changes, kind)
+    halves = single(harness, form, base, changes, kind, accumulate_steps=2)
+    for number in range(4):
+        gradients = np.array(gradients_of(number))
+        whole.feed(*gradients)
+        halves.feed(*gradients / 2)
+        halves.feed(*gradients * 1.5)
+    assert all_of(halves) == all_of(whole)
+
+
+@pytest.mark.needs("policy_schedule", "state_dtype")
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_moments_go_on_over_a_switch_of_the_policy(harness, form, kind):
+    """The probe computes in float32 under each."""
+    changes = {"state_dtype": "bfloat16", "update_seed": 5}
+    first, second = (ua.Policy.parse(name).replace(**changes) for name in ("float32", "mixed_bfloat16"))
+    options = {"policy": None, "schedule": {0: first, 2: second, 4: first}}
+    try:
+        switched = single(harness, form, "float32", changes, kind, **options)
+    except (ua.PolicyError, ua.PolicyNotSupportedError) as refusal:
+        pytest.skip(f"refused: {refusal}")
+    plain = single(harness, form, "float32", changes, kind)
+    for number in range(6):
+        for run in (switched, plain):
+            run.feed(*gradients_of(number))
+        assert all_of(switched) == all_of(plain)
+
+
+@pytest.mark.parametrize(("base", "changes"), POLICIES)
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_another_session_goes_on_with_the_optimizer(harness, base, changes, kind):
+    """From the moments, and from the weights as the model has them; or it refuses an optimizer that has been used."""
+    run = single(harness, "eager", base, changes, kind)
+    for number in range(3):
+        run.feed(*gradients_of(number))
+    kept, model, optimizer = run.weights(), run.model, run.optimizer
+    policy = run.amp.policy
+    run.amp.close()
+    amp = session(harness, policy=policy, loss_scale="none")
+    try:
+        model, optimizer = amp.prepare(model, optimizer)
+    except ua.PrepareError:
+        return
+    x = amp.to_native(np.zeros(len(VALUES), np.float32))  # what moves the weights is the moment
+    amp.backward(lambda: model(x), optimizer)
+    assert amp.step(optimizer).applied
+    moved = np.array(kept) - [float(value[0]) for value in amp.master_weights(model).values()]
+    assert (moved >= 0).all()
+    assert moved.any()
