@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from models import SCALES_LOSS
 
 import unifiedamp as ua
 from unifiedamp.backend import rounding, state_rounding
@@ -72,6 +73,18 @@ def test_keras_checkpoints_hold_compensations(tmp_path):
     fresh, model, optimizer = prepared("kahan", keras.optimizers.AdamW(1e-3, weight_decay=0.1))
     assert fresh.state_dict()["update"]["steps"] == [0]
     tf.train.Checkpoint(model=model, optimizer=optimizer).read(path)
+    assert fresh.state_dict()["update"] == saved
+    assert saved["steps"] == [16]
+
+
+@pytest.mark.skipif(not SCALES_LOSS, reason="Keras 2 loads no bfloat16 weights from such files")
+def test_weight_files_hold_compensations(tmp_path):
+    amp, model, _ = fitted("kahan")
+    saved = amp.state_dict()["update"]
+    model.save_weights(str(tmp_path / "m.weights.h5"))
+    fresh, model, optimizer = prepared("kahan", keras.optimizers.AdamW(1e-3, weight_decay=0.1))
+    model.compile(optimizer=optimizer, loss="mse")
+    model.load_weights(str(tmp_path / "m.weights.h5"))
     assert fresh.state_dict()["update"] == saved
     assert saved["steps"] == [16]
 
@@ -208,3 +221,19 @@ def test_float8_moments_have_the_bits_of_the_reference(squares, compiled):
             found = moment_rounding.unpack(kept, squares, tf.TensorShape(shape)).numpy()
             np.testing.assert_array_equal(found, expected)
             values = np.nan_to_num(expected)
+
+
+@pytest.mark.parametrize(
+    "policy", ["bfloat16;update=kahan", "bfloat16;update=stochastic", "float32;state_dtype=bfloat16"]
+)
+def test_variables_excluded_from_weight_decay_do_not_decay(policy):
+    """Gradients of zero: kernels decay by a quarter, biases stay."""
+    sgd = keras.optimizers.SGD(0.5, weight_decay=0.5)
+    sgd.exclude_from_weight_decay(var_names=["bias"])
+    amp, model, optimizer = prepared(None, sgd, policy, loss_scale="none")
+    amp.load_master_weights(model, {name: np.ones_like(value) for name, value in amp.master_weights(model).items()})
+    for expected in (0.75, 0.5625):
+        amp.backward(lambda: tf.reduce_sum(tf.cast(model(X), tf.float32)) * 0.0, optimizer)
+        assert amp.step(optimizer).applied
+        for name, value in amp.master_weights(model).items():
+            assert set(value.ravel().tolist()) == {1.0 if "bias" in name else expected}, name

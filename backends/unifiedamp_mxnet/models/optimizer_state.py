@@ -12,7 +12,7 @@ from unifiedamp.backend import errors
 from .._types import Array, Trainer
 from ..device.arrays import to_numpy
 from ..device.numpy_semantics import in_numpy_semantics
-from ..mxnet_api import context_of, from_numpy
+from ..mxnet_api import cast, context_of, dtype_name, from_numpy
 from ..training.moments import Kept
 
 COUNT = "updates"
@@ -24,9 +24,13 @@ def read(trainer: Trainer) -> dict[str, Any]:
     optimizer: Any = trainer._optimizer
     found = {}
     for index, state in sorted(trainer._updaters[0].states.items()):
-        found.update({name: to_numpy(array) for name, array in _leaves(str(index), state)})
+        found.update({name: _values(array) for name, array in _leaves(str(index), state)})
     counts = {f"{index}/{COUNT}": np.asarray(count) for index, count in sorted(optimizer._index_update_count.items())}
     return {**found, **counts}
+
+
+def _values(array: Array | Kept) -> Any:
+    return array.asnumpy() if isinstance(array, Kept) else to_numpy(array)
 
 
 def _leaves(name: str, state: Any) -> Iterator[tuple[str, Array]]:
@@ -65,14 +69,19 @@ def write(trainer: Trainer, state: Mapping[str, Any]) -> None:
     for context, updater in enumerate(trainer._updaters):
         optimizer._all_index_update_counts.setdefault(context, {}).update(counts)
         for index in sorted({int(name.partition(".")[0]) for name in state if "/" not in name}):
-            weight = trainer._params[index].list_data()[context].as_nd_ndarray()
             if updater.states.get(index) is None or any(
                 isinstance(e, Kept) for _, e in _leaves("", updater.states[index])
             ):
-                updater.states[index] = optimizer.create_state_multi_precision(index, weight)
+                updater.states[index] = optimizer.create_state_multi_precision(index, _trained(trainer, index, context))
             updater.states_synced[index] = True
             for name, array in _leaves(str(index), updater.states[index]):
                 if name in state:
                     values: Any = from_numpy(state[name], context_of(array))
                     array[:] = values.as_nd_ndarray().astype(array.dtype)
     optimizer.num_update = max([optimizer.num_update, *counts.values()])
+
+
+def _trained(trainer: Trainer, index: int, context: int) -> Array:
+    """Return what an updater trains of a parameter: of a bfloat16 one, its float32 values."""
+    weight = trainer._params[index].list_data()[context].as_nd_ndarray()
+    return cast(weight, "float32") if dtype_name(weight) == "bfloat16" else weight

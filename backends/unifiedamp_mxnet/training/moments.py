@@ -130,13 +130,14 @@ class Moments:
         """Set moments, in float32 until the next step, and the optimizer's counts; see ``OptimizerStates.write``."""
         optimizer: Any = self._trainer._optimizer
         updater = self._trainer._updaters[0]
+        names = self._names if getattr(optimizer, "momentum", True) else ()  # counts go on without moments too
         for index, param in enumerate(self._trainer._params):
-            arrays = [converted(given, self._name_of(index), each, optimizer.learning_rate) for each in self._names]
+            arrays = [converted(given, self._name_of(index), each, optimizer.learning_rate) for each in names]
             if param._data is None or any(array is None for array in arrays):
                 continue
             (place, *_) = param._data
             parts = [from_numpy(np.asarray(array, np.float32), context_of(place)).as_nd_ndarray() for array in arrays]
-            if parts and (len(parts) > 1 or getattr(optimizer, "momentum", True)):
+            if parts:
                 updater.states[index] = tuple(parts) if len(parts) > 1 else parts[0]
                 updater.states_synced[index] = True
             optimizer._all_index_update_counts.setdefault(0, {})[index] = applied

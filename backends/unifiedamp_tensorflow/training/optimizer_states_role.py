@@ -54,7 +54,8 @@ class TensorFlowOptimizerStates(OptimizerStates):
         return [int(updates.optimizer.iterations.numpy()) for updates in self._all()]
 
     def write(self, moments: Sequence[Mapping[str, Any]], applied: Sequence[int]) -> None:
-        for updates, given, count in zip(self._all(), moments, applied, strict=True):
+        owners = [each for each in self._prepared.optimizers if each.params.updates is not None]
+        for prepared, updates, given, count in zip(owners, self._all(), moments, applied, strict=True):
             rate = float(tf.convert_to_tensor(updates.optimizer.learning_rate))
             for param, kept in updates.moments.kept.items():
                 name = updates.saved[param]
@@ -62,6 +63,7 @@ class TensorFlowOptimizerStates(OptimizerStates):
                     array = converted(given, name, each.moment, rate)
                     if array is not None:
                         each.write(tf.constant(np.asarray(array, np.float32)), name, updates.next_step)
+            prepared.steps_before += count - int(updates.optimizer.iterations.numpy())  # it applied none of these here
             updates.optimizer.iterations.assign(count)
 
     def nbytes(self) -> int:

@@ -48,6 +48,7 @@ class DeviceScaler:
         self.settings = settings
         self._native_steps = native_steps or NativeSteps()
         self.finite_flags = finite_flags_by_sums if on_cpu else finite_flags
+        self._last: tuple[int, int] | None = None  # the optimizer of the last eager step, and what was pending before
         self._make(settings.initial_state())
 
     def _make(self, state: ScaleState) -> None:
@@ -83,6 +84,13 @@ class DeviceScaler:
     def forget(self) -> None:
         """Leave what the steps since the last update found out of the next one."""
         self.pending.assign(PENDING_NONE)
+        self._last = None
+
+    def forget_step(self, number: int) -> None:
+        """Leave out what an optimizer's eager step found, if it was the last one since the last update."""
+        if self._last is not None and self._last[0] == number:
+            self.pending.assign(self._last[1])
+            self._last = None
 
     def _write_numbers(self, state: ScaleState) -> None:
         self.scale.assign(state.scale)
@@ -165,12 +173,14 @@ class DeviceScaler:
             self._update_where(found)
         self.pending.assign(tf.constant(PENDING_NONE, tf.int64) if update else found)
 
-    def step_now(self, finite: bool, *, update: bool, dropped: bool = False) -> tuple[float, float]:
-        """Count one step and update the scale if ``update``; return the scale before and after. Eager form.
+    def step_now(self, number: int, finite: bool, *, update: bool, dropped: bool = False) -> tuple[float, float]:
+        """Count one step of the optimizer ``number`` and update the scale if ``update``; return the scale before and
+        after. Eager form.
 
         A step that is ``dropped`` although its gradients are finite counts as nothing.
         """
         state, found = self.read(), int(self.pending.numpy())
+        self._last = None if update else (number, found)
         if not (finite and dropped):
             found = max(found, PENDING_FINITE if finite else PENDING_NONFINITE)
             counted = self.applied if finite else self.skipped
@@ -184,6 +194,7 @@ class DeviceScaler:
 
     def update(self) -> None:
         """Update the scale by what is pending; nothing pending leaves it."""
+        self._last = None
         pending = self.pending.read_value()
         self.pending.assign(PENDING_NONE)
         branches = [branch(lambda: None), branch(self._update_finite), branch(self._update_nonfinite)]

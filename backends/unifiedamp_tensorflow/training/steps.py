@@ -158,7 +158,7 @@ class Steps:
         elif not dropped:
             prepared.apply()
         reason: StepReason = result.NON_FINITE if not finite else result.DISCARDED if dropped else result.APPLIED
-        return _outcome(reason, *scaler.step_now(finite, update=update, dropped=dropped))
+        return _outcome(reason, *scaler.step_now(prepared.number, finite, update=update, dropped=dropped))
 
     def _traced(
         self, scaler: DeviceScaler, prepared: PreparedOptimizer, buffer: GradientBuffer, update: bool, alone: bool

@@ -31,7 +31,7 @@ from .prepare import Preparation
 from .prepared_objects import PreparedObjects
 from .prepared_optimizer import PreparedOptimizer
 from .scaled_loss import LossContext, TensorFlowScaledLoss
-from .scaler import UNKNOWN
+from .scaler import UNKNOWN, DeviceScaler
 from .steps import Steps
 
 
@@ -171,10 +171,18 @@ class TensorFlowTraining(Training):
         self._forget_regions(optimizers)
         with tf.init_scope():
             self._float8.discard()
-            if self.scaler is not None and self._all(optimizers) and not _on_a_replica():
-                self.scaler.forget()
+            if self.scaler is not None and not _on_a_replica():
+                self._forget_findings(self.scaler, found)
         partly = [prepared.partly_updated() for prepared in found]
         return any(partly)
+
+    def _forget_findings(self, scaler: DeviceScaler, found: Sequence[PreparedOptimizer]) -> None:
+        """Leave what steps of these optimizers found out of the next update of the scale."""
+        if len(found) == len(self._prepared.optimizers):
+            scaler.forget()
+            return
+        for prepared in found:
+            scaler.forget_step(prepared.number)
 
     # -- state ---------------------------------------------------------------------------------------------------
 

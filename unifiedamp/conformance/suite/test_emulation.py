@@ -172,3 +172,22 @@ def test_a_layer_that_is_overridden_is_not_emulated(harness, form):
     exact = x.astype(np.float64) @ layers[0][0] + layers[0][1]
     np.testing.assert_allclose(found["kept"], exact, rtol=1e-5, atol=1e-5)
     assert np.abs(found["emulated"] - exact).max() > 1e-4
+
+
+@pytest.mark.needs("emulation", "op_overrides")
+def test_an_operation_that_is_asked_for_in_the_compute_dtype_is_emulated(harness, form):
+    """Bit for bit as without the override: the native product of this size adds in another order."""
+    x = np.random.default_rng(1).normal(size=(128, 512)).astype(np.float32)
+    found = []
+    for policy in (POLICY, POLICY.replace(op_overrides={"linear": "compute"})):
+        try:
+            amp = session(harness, form, policy)
+        except (ua.PolicyNotSupportedError, ua.UnsupportedError) as refusal:
+            pytest.skip(f"refused: {refusal}")
+        with amp.scope():
+            model = harness.mlp(weights(512, 128))
+        model = amp.prepare(model)
+        call = compiled(amp, form, lambda x, model=model: model(x))
+        with amp.inference(model), amp.autocast():
+            found.append(np.asarray(amp.to_numpy(call(amp.to_native(x))), np.float32))
+    np.testing.assert_array_equal(found[1], found[0])

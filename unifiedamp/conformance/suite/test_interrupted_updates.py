@@ -56,3 +56,29 @@ def test_moments_are_kept(harness, dtype, masters, update):
     run.feed(0.0, 0.0)
     (_, after) = true_weights(run)
     assert before - after == pytest.approx(0.25 * 0.5, rel=0.02)
+
+
+@pytest.mark.needs("weight_updates")
+def test_an_interrupted_update_takes_no_random_numbers(harness):
+    """Once the weights are set back, the steps after it are rounded as if it had never begun."""
+    values, lr = (1.0,) * 12, 2.0**-9  # half the distance to the neighbour: each random number decides
+    policy = ua.Policy.parse(str(harness.pure_policies["bfloat16"])).replace(update="stochastic")
+    straight, interrupted = (
+        probe_run(harness, values=values, policy=policy, lr=lr, loss_scale="none") for _ in range(2)
+    )
+    for run in (straight, interrupted):
+        run.feed(*values)
+    context = harness.interrupted_update(interrupted.optimizer, Interrupted())
+    if context is None:
+        pytest.skip("updates make new values, so none is ever applied in part")
+    before = interrupted.amp.master_weights(interrupted.model)
+    with context, pytest.raises(Interrupted):
+        interrupted.feed(*values)
+    interrupted.amp.discard_step(interrupted.optimizer)
+    interrupted.amp.load_master_weights(interrupted.model, before)
+    assert interrupted.amp.state_dict()["update"]["steps"] == [1]
+    for _ in range(2):
+        for run in (straight, interrupted):
+            run.feed(*values)
+        assert interrupted.weights() == straight.weights()
+    assert len(set(straight.weights())) > 1

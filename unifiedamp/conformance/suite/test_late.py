@@ -104,6 +104,23 @@ def test_parameters_added_later(harness, scale):
     assert found == pytest.approx([0.7, 0.8], abs=1e-6)
 
 
+@pytest.mark.needs("accumulation")
+@pytest.mark.parametrize("scale", [4.0, "none"])
+def test_parameters_added_between_windows(harness, scale):
+    """They train by the mean of all micro-batches, from the first window on that they take part in."""
+    amp = session(harness, loss_scale=scale, accumulate_steps=2)
+    model, late = harness.probe([8.0]), harness.probe([8.0])
+    model, optimizer = amp.prepare(model, harness.sgd([model], 0.5))
+    for gradient in (1.0, 2.0):
+        step(amp, [model], [optimizer], gradient)
+    late = amp.prepare(late)
+    harness.extend(optimizer, late)
+    for gradient in (1.0, 3.0, 4.0, 2.0):
+        step(amp, [model, late], [optimizer], gradient)
+    found = [float(harness.parameters(each).popitem()[1][0]) for each in (model, late)]
+    assert found == [8.0 - 0.5 * (1.5 + 2.0 + 3.0), 8.0 - 0.5 * (2.0 + 3.0)]
+
+
 @pytest.mark.needs("float32_weights")
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_weights_that_are_loaded_are_trained_on(harness, when):

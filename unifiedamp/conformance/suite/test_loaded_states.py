@@ -256,6 +256,21 @@ def test_an_open_iteration_after_a_loaded_state(harness):
     assert amp.state_dict()["state"] == {**NUMBERS, "good_steps": 0, "scale": 32.0, "applied_steps": 10}
 
 
+@pytest.mark.needs("several_optimizers")
+def test_what_one_optimizer_found_before_a_loaded_state_is_forgotten(harness):
+    """Its step overflowed and the other's was to come; the other trains on alone, each loss a new iteration."""
+    amp = session(harness, loss_scale=SCALE)
+    models = [harness.probe([1.0]), harness.probe([1.0])]
+    *models, one, two = amp.prepare(*models, *(harness.sgd([model], 0.1) for model in models))
+    for gradient, model, optimizer in ((INF, models[0], one), *[(1.0, models[1], two)] * 3):
+        x = amp.to_native(np.float32([gradient]))
+        amp.backward(lambda model=model, x=x: model(x), optimizer)
+        assert amp.step(optimizer).applied == math.isfinite(gradient)
+        if gradient == INF:
+            amp.load_state_dict({**amp.state_dict(), "state": NUMBERS})
+    assert amp.state_dict()["state"] == {**NUMBERS, "good_steps": 0, "scale": 32.0, "applied_steps": 10}
+
+
 @pytest.mark.needs("recording")
 def test_a_recorder_takes_no_loaded_skip_for_one_that_it_missed(harness, form):
     run = probe_run(harness, form, loss_scale=SCALE)

@@ -118,6 +118,52 @@ def test_that_of_16_bit_weights_goes_on_bit_for_bit(harness, policy):
     assert other.weights() == run.weights()
 
 
+@pytest.mark.needs("weight_updates")
+@pytest.mark.parametrize("update", ["kahan", "stochastic"])
+def test_that_of_rounded_weights_goes_on_bit_for_bit(harness, update):
+    """Their moments are float32, which they stay: of thirds, 16 bits would lose most."""
+    policy = ua.Policy.parse(str(harness.pure_policies["bfloat16"])).replace(update=update)
+    options = {"policy": policy, "loss_scale": "none", "lr": 2.0**-6}
+    run, _ = run_of(harness, **options)
+    for feed in FEEDS[:2]:
+        run.feed(*[value / 3 for value in feed])
+    other = going_on(harness, run, **options)
+    other.amp.load_state_dict(run.amp.state_dict())  # how many updates were rounded
+    for feed in FEEDS * 4:
+        for each in (run, other):
+            each.feed(*[value / 3 for value in feed])
+        assert masters(other) == masters(run)
+        assert other.weights() == run.weights()
+
+
+@pytest.mark.needs("state_dtype")
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8"])
+def test_that_of_moments_in_fewer_bits_goes_on_bit_for_bit(harness, dtype, kind):
+    policy = ua.Policy(state_dtype=dtype, update_seed=3)
+
+    def make(model):
+        with harness.left_to_prepare():
+            return harness.adam([model], 2.0**-6) if kind == "adam" else harness.sgd([model], 2.0**-6, 0.5)
+
+    options = {"values": (1.0, -1.0), "policy": policy, "make": make, "loss_scale": "none"}
+    try:
+        run, other = probe_run(harness, **options), probe_run(harness, **options)
+    except ua.UnsupportedError as refusal:
+        pytest.skip(f"refused: {refusal}")
+    for feed in FEEDS[:2]:
+        run.feed(*[value / 3 for value in feed])
+    state, weights = state_of(run, run.amp.backend.weights), other.amp.backend.weights
+    weights.check_optimizer(other.optimizer, [other.model], state)
+    other.amp.load_master_weights(other.model, run.amp.master_weights(run.model))
+    weights.write_optimizer(other.optimizer, [other.model], state)
+    other.amp.load_state_dict(run.amp.state_dict())
+    for feed in FEEDS * 3:
+        for each in (run, other):
+            each.feed(*[value / 3 for value in feed])
+        assert masters(other) == masters(run)
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_that_of_sgd_goes_on_bit_for_bit(harness, momentum):
     """It is known where Adam's is, also if it holds next to nothing."""

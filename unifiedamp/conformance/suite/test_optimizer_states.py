@@ -141,6 +141,33 @@ def test_a_second_moment_stays_above_zero(harness, dtype):
     assert all((value > 0).all() for value in seconds)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_moments_of_many_numbers_are_the_references(harness, dtype):
+    """Float8 has a scale for each block of them: gradients differ by 2**20 from one to the next."""
+    if dtype not in probe_dtypes(harness):
+        pytest.skip(f"state_dtype={dtype} is refused")
+    count = 2 * state_rounding.BLOCK + 8
+    amp = session(harness, policy=ua.Policy(state_dtype=dtype), loss_scale="none")
+    with amp.scope(), harness.left_to_prepare():
+        model = harness.mlp([(np.zeros((2, count), np.float32), np.zeros(count, np.float32))])
+        optimizer = harness.sgd([model], LR, MOMENTUM)
+    model, optimizer = amp.prepare(model, optimizer)
+    block = np.arange(count) // state_rounding.BLOCK
+    rows = np.random.default_rng(0).normal(size=(3, count)) * np.exp2(-20.0 * block)
+    x, y = (amp.to_native(array.astype(np.float32)) for array in (np.ones((3, 2)), rows))
+    amp.backward(lambda: harness.mean_square(model(x), y), optimizer)
+    given = [np.array(amp.to_numpy(gradient), np.float32) for gradient in amp.gradients(optimizer).values()]
+    amp.step(optimizer)
+    (found,) = amp.backend.optimizer_states.read()
+    assert sorted(value.size for value in found.values()) == [count, 2 * count]
+    for name, value in found.items():
+        (gradient,) = [each for each in given if each.size == value.size]
+        moment = name.rpartition("/")[2]
+        new = -np.float32(LR) * gradient if moment == "velocity" else gradient
+        key, step = rounding.param_key(name), rounding.step_key(0, 0)
+        np.testing.assert_array_equal(value, state_rounding.kept(new, dtype, moment, key, step))
+
+
 @pytest.mark.parametrize("update", ["kahan", "stochastic"])
 @pytest.mark.needs("weight_updates")
 def test_moments_of_bfloat16_parameters(harness, form, update):
@@ -198,6 +225,26 @@ def test_moments_go_on_bit_for_bit_from_a_state(harness, dtype):
         (first if index < 3 else second).feed(*each)
     assert moments(second) == moments(straight)
     assert second.weights() == straight.weights()
+
+
+def test_a_schedule_goes_on_from_a_state(harness):
+    """One that the optimizer holds: the rate of the next update is that of its count."""
+    rates = (0.5, 0.25, 0.125, 0.0625)
+
+    def make(model):
+        with harness.left_to_prepare():
+            return harness.scheduled_sgd(model, rates)
+
+    policy = ua.Policy(state_dtype="bfloat16")
+    first, second = (probe_run(harness, policy=policy, make=make, loss_scale="none") for _ in range(2))
+    for _ in range(2):
+        first.feed(1.0)
+    second.amp.load_master_weights(second.model, first.amp.master_weights(first.model))
+    second.amp.load_state_dict(json.loads(json.dumps(first.amp.state_dict(moments=True))))
+    for expected in (0.125, 0.0625):
+        for run in (first, second):
+            run.feed(1.0)
+            assert run.weights() == [expected]
 
 
 def test_counts_of_other_optimizers_are_refused(harness):

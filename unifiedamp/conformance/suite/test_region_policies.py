@@ -125,6 +125,27 @@ def test_a_region_of_a_policy_that_does_not_run_is_refused(harness):
 
 
 @pytest.mark.needs("op_overrides")
+@pytest.mark.parametrize("own", ["float32", "mixed_bfloat16"])
+def test_overrides_that_no_session_has_act_in_a_region(harness, own):
+    """Of a policy that is the region's alone, again and again, and not around it."""
+    if not harness.overrides_reach_run_op:
+        pytest.skip("declared: op overrides act on the layers of prepared models alone")
+    settled_state(harness)  # other sessions might have the same
+    op, amp = harness.low_precision_op, session(harness, policy=own)
+    kept = MIXED.replace(op_overrides={op: "float32"})
+    seen = []
+    try:
+        for _ in range(2):
+            for policy in (kept, MIXED):
+                with amp.autocast(policy=policy.replace(emulate=amp.policy.emulate)):
+                    seen.append(harness.run_op(op))
+    except (ua.UnsupportedError, ua.PolicyNotSupportedError) as refusal:
+        pytest.skip(f"refused: {refusal}")
+    assert seen == ["float32", "bfloat16"] * 2
+    assert harness.run_op(op) == "float32"
+
+
+@pytest.mark.needs("op_overrides")
 @pytest.mark.parametrize("first", ["float32", "bfloat16"])
 @pytest.mark.parametrize("second", ["float32", "bfloat16"])
 def test_the_widest_of_two_dtypes(harness, first, second):

@@ -46,6 +46,40 @@ def test_names_where_not_every_parameter_has_a_gradient(harness, form):
         step(amp.to_native(np.float32([0.0, 0.0])))
 
 
+@pytest.mark.needs("several_optimizers")
+def test_names_are_of_the_optimizer_that_skipped_last(harness, form):
+    """One of two in each iteration, and both in the last one."""
+
+    class Observer:
+        heard = ()
+
+        def on_step_skipped(self, state, report):
+            self.heard = (*self.heard, report.tensors)
+
+    amp, observer = session(harness, form, loss_scale=ua.StaticLossScale(4.0, max_consecutive_skips=9)), Observer()
+    models = [harness.probe([0.0]), harness.probe([0.0, 0.0])]
+    *models, one, two = amp.prepare(*models, *[harness.sgd([model], 0.1) for model in models])
+    amp.observe(observer)
+
+    def step(x, y):
+        for model, optimizer, value in ((models[0], one, x), (models[1], two, y)):
+            amp.backward(lambda model=model, value=value: model(value), optimizer)
+            amp.step(optimizer)
+
+    names = []
+    for model, optimizer, count in ((models[0], one, 1), (models[1], two, 2)):
+        x = amp.to_native(np.ones(count, np.float32))
+        amp.backward(lambda model=model, x=x: model(x), optimizer)
+        names.append(tuple(amp.gradients(optimizer)))
+        amp.discard_step(optimizer)
+    call, expected = compiled(amp, form, step), []
+    for first, second in ((INF, 1.0), (1.0, INF), (INF, 1.0), (1.0, 1.0), (INF, INF)):
+        call(amp.to_native(np.float32([first])), amp.to_native(np.float32([1.0, second])))
+        if INF in (first, second):
+            expected.append((names[1][1],) if second == INF else names[0])
+    assert observer.heard == tuple(expected)
+
+
 def test_the_loss_told_is_that_of_the_last_skipped_step(harness, form):
     """Not of a skipped one before, an applied one between, or a discarded one: here the backward pass overflows."""
     run = probe_run(harness, form, values=(0.0,), loss_scale=ua.StaticLossScale(4.0, max_consecutive_skips=2))

@@ -8,6 +8,9 @@ import pytest
 import unifiedamp as ua
 from unifiedamp.conformance.driver import compiled, probe_run, session
 from unifiedamp.conformance.recorded import Kept
+from unifiedamp.conformance.suite.test_skip_if import SCALE, STEPS
+from unifiedamp.conformance.suite.test_skip_if import Loop as ConditionLoop
+from unifiedamp.conformance.suite.test_skip_if import Oracle as ConditionOracle
 
 INF = math.inf
 
@@ -262,3 +265,17 @@ def test_a_compiled_step_that_returns_its_result(harness, form):
     else:
         assert "amp.skipped_steps after the call" in refusal
         assert harness.parameters(model).popitem()[1].tolist() == [1.0]
+
+
+@pytest.mark.parametrize("scale", [SCALE, ua.NoLossScale()])
+def test_of_steps_with_conditions(harness, scale):
+    """Uncompiled, wherever the scale is kept; nothing but the results is read in between."""
+    for form in [each for each in harness.forms if each.startswith("eager")]:
+        loop, oracle, found, expected = ConditionLoop(harness, form, loss_scale=scale), ConditionOracle(scale), [], []
+        for gradient, dropped in STEPS if scale.enabled else [(1.0, dropped) for _, dropped in STEPS]:
+            before = oracle.state.scale
+            loop.feed(gradient, loop.native(float(dropped)))
+            found.append(loop.result)
+            reason = oracle.step(gradient, dropped)
+            expected.append((reason == "applied", reason == "non_finite", reason, before, oracle.state.scale))
+        assert [tuple(each.values) for each in found] == expected, form
