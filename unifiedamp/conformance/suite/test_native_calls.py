@@ -147,17 +147,24 @@ def test_a_loop_without_mistakes_is_left_alone(harness, form):
     assert loop.weights() == [8.0, 6.0]
 
 
-def test_a_second_loss_that_is_not_differentiated(harness):
-    """Its block adds nothing and refuses nothing; after the step it is the framework's alone."""
+@pytest.mark.parametrize("first", [False, True])
+def test_a_loss_that_is_not_differentiated(harness, first):
+    """Its block, the first or the second, adds nothing and refuses nothing; after the step it is the framework's."""
     loop, losses = Loop(harness), []
+
+    def leave():
+        with loop.amp.scale_loss(losses[0], loop.optimizer):
+            pass
 
     def step(loss):
         with loop.amp.autocast():
             losses[:] = [loop.model(loop.amp.to_native(np.array(FEED, np.float32)))]
+        if first:
+            leave()
         with loop.amp.scale_loss(loss, loop.optimizer) as scaled_loss:
             scaled_loss.backward()
-        with loop.amp.scale_loss(losses[0], loop.optimizer):
-            pass
+        if not first:
+            leave()
         assert loop.amp.step(loop.optimizer).applied
 
     loop.run(step)
@@ -165,6 +172,23 @@ def test_a_second_loss_that_is_not_differentiated(harness):
     loop.run(step)
     assert loop.weights() == [9.0, 8.0]
     loop.native_backward(losses[0])
+
+
+def test_a_loss_is_the_frameworks_alone_after_its_step(harness):
+    """Whether it can be differentiated again is up to the framework; the session no longer refuses it."""
+    loop, losses = Loop(harness), []
+
+    def step(loss):
+        losses.append(loss)
+        loop.right(loss)
+
+    loop.run(step)
+    try:
+        loop.native_backward(losses[0])
+    except ua.AmpError:
+        raise
+    except Exception:
+        return  # the framework's own
 
 
 def test_an_exception_of_the_users_passes(harness, form):
