@@ -34,6 +34,39 @@ def test_captured_steps_of_a_group_of_one_are_those_of_eager(wrap, window):
         assert (found[mode][2]["applied_steps"], found[mode][2]["skipped_steps"]) == (STEPS - 2, 2)
 
 
+def without_waiting(_rank, wrap, mode):
+    """Run 100 captured steps, every tenth of them an overflow, where waiting for the GPU raises; return the counts."""
+    scale = ua.DynamicLossScale(initial_scale=1024.0, growth_interval=1000)
+    amp = ua.Amp("torch", "mixed_float16", compile=mode, device="cuda:0", loss_scale=scale)
+    model = make_model(wrap, amp)
+    model, optimizer = amp.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True))
+
+    @amp.compile
+    def step(x):
+        amp.backward(lambda: model(x).square().mean(), optimizer)
+        amp.clip_grad_norm(optimizer, 1.0)
+        amp.step(optimizer)
+
+    good = torch.randn(32, 3, 8, 8, device="cuda")
+    bad = torch.full_like(good, float("inf"))
+    for _ in range(20):
+        step(good)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for index in range(100):
+            step(bad if index % 10 == 9 else good)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(getattr(step, "__wrapped__", step).graphs) == 1
+    return amp.applied_steps, amp.skipped_steps
+
+
+@pytest.mark.parametrize("mode", ["default", "max"])
+@pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
+def test_a_hundred_captured_steps_never_wait_for_the_gpu(wrap, mode):
+    assert checked(run_ranks(without_waiting, wrap, mode, count=1, backend="nccl")) == [(110, 10)]
+
+
 def gradients(_rank, wrap):
     """The gradients of one captured step whose batch is given anew: the hook's rounding must be in the graph."""
     amp = ua.Amp("torch", "mixed_bfloat16", compile="default", device="cuda:0")
