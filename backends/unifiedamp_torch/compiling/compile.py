@@ -15,6 +15,7 @@ import torch
 
 from unifiedamp.backend import Policy
 
+from ..device.kinds import TRAITS
 from ..precision.float8_state import Float8State
 from ..precision.thread_state import entered
 from ..training.thread_flags import ThreadFlags
@@ -39,6 +40,7 @@ Everything else runs uncompiled, since dynamo would guard on the counters there 
 NOTHING = nullcontext()
 
 _SKIPS = "skip_tensor_guards_with_matching_dict_tags"
+_TAG = "cache_key_tag"
 
 _TOGETHER = {"combo_kernels": True, "combo_kernels_pointwise_only": True, "combo_kernels_autotune": 0}
 """Inductor's settings that fuse independent pointwise kernels: the casts of all weights, and of their gradients.
@@ -198,7 +200,7 @@ def sound(compiled: Callable[..., Any]) -> Callable[..., Any]:
     There dynamo skips guards on ``requires_grad`` of parameters, so that a layer which was frozen when it was compiled
     gets no gradient once it is unfrozen (https://github.com/pytorch/pytorch/issues/139476). And AOTAutograd's cache,
     which is on disk, ignores the dtype of the autocast region around a graph, so that a float16 region may run what was
-    compiled for bfloat16.
+    compiled for bfloat16: here the regions are part of its key.
     """
     if torch.__version__ >= (2, 13):  # type: ignore[operator]  # TorchVersion compares with tuples
         return compiled
@@ -207,7 +209,7 @@ def sound(compiled: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(compiled)
     def called(*args: Any, **kwargs: Any) -> Any:
         guarded = dynamo.patch({_SKIPS: False}) if hasattr(dynamo, _SKIPS) else NOTHING
-        with guarded, _without_autograd_cache():
+        with guarded, _cached_by_autocast():
             return compiled(*args, **kwargs)
 
     return called
@@ -217,6 +219,25 @@ def _sound_model(compiled: Any) -> torch.nn.Module:
     """Make a compiled module :func:`sound`; it stays a module."""
     compiled.forward = sound(compiled.forward)
     return compiled  # type: ignore[no-any-return]  # torch.compile of a module is one
+
+
+def _cached_by_autocast() -> AbstractContextManager[Any]:
+    """Have the keys of caches on disk name the regions around; where keys take no tag, leave AOTAutograd's out."""
+    config = _tagged_config()
+    if config is None:
+        return _without_autograd_cache()
+    regions = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in TRAITS]
+    return config.patch({_TAG: f"{getattr(config, _TAG)} {regions}"})  # type: ignore[no-any-return]  # a context
+
+
+@functools.cache
+def _tagged_config() -> Any:
+    """Return the settings that hold a tag for the keys of all caches; None before torch 2.7."""
+    try:
+        config = importlib.import_module("torch.compiler.config")
+    except ModuleNotFoundError:
+        return None
+    return config if hasattr(config, _TAG) else None
 
 
 def _without_autograd_cache() -> AbstractContextManager[Any]:
