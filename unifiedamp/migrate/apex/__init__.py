@@ -12,6 +12,7 @@ from ..source import Source
 from ..torch_amp import block_wrapped
 from ..training.aliases import Aliases
 from ..work import Work
+from .again import again
 from .available import answer
 from .held import by_name, given, hand_on
 from .initialize import Start, initialize
@@ -59,7 +60,8 @@ def plan(work: Work) -> None:
     _drop_globals(work)
     work.decide()
     users = [*calls_of(work.source, *IN_LOOPS), *loops.covered]
-    for call in {work.source.scope(one): one for one in reversed(starts)}.values():  # one of each function
+    making = [one for one in reversed(starts) if not again(work.source, one, starts)]
+    for call in {work.source.scope(one): one for one in making}.values():  # one of each function
         share(work, call, [use for use in (*users, *starts) if work.source.scope(use) not in takers])
 
 
