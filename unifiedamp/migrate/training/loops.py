@@ -14,7 +14,8 @@ from .aliases import Aliases, Key
 from .clips import Clips, Site
 from .kept import keep_gradients
 from .outside import outside
-from .regions import Regions, Uncovered, enclosing
+from .regions import Regions, enclosing
+from .uncovered import refuse
 
 SCALED = "`with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()`"
 
@@ -259,7 +260,7 @@ class Loops:
                 self.work.block(site.call, what, f"compute it in `{header}`, in a line before")
             elif not regions.cover(site.loss, site.place, header):
                 for each in regions.uncovered:
-                    self._uncovered(site, each, header)
+                    refuse(self.work, self.aliases, self.models, site, each, header)
             regions.uncovered.clear()
         regions.emit()
         self.covered = regions.covered
@@ -268,19 +269,6 @@ class Loops:
                 if not self.work.edits.covers(source, call):
                     what = f"{source.code(call)} is in no region, and a loss behind it is scaled"
                     self.work.block(call, what, "compute in `with amp.autocast():` all that the loss is computed from")
-
-    def _uncovered(self, site: Site, each: Uncovered, header: str) -> None:
-        """Refuse a loss that no model was found for, where it is computed."""
-        loss = self.work.source.code(each.loss)
-        if each.function is not None:
-            name, brought = each.function.name.value, ", ".join(each.given)
-            what = f"{name} takes its loss from {brought}, which code that is not here gives it"
-            self.work.block(each.function, what,
-                            f"compute it there in `{header}`, and migrate that file with this one")  # fmt: skip
-            return
-        node = site.call if each.loss is site.loss else each.loss
-        what = f"no call of the model was found that computes the loss {loss}"
-        self.work.block(node, what, f"compute the loss in `{header}`, beside the model's call")
 
 
 def listed(optimizers: Sequence[str]) -> str:
