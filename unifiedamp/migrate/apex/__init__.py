@@ -107,7 +107,7 @@ def _refuse_unknown(work: Work) -> None:
             continue
         if isinstance(node, cst.Name) and not source.is_reference(node):
             continue
-        if name not in ("initialize", *IN_LOOPS) and not work.edits.covers(source, node):
+        if name not in ("initialize", "init", *IN_LOOPS) and not work.edits.covers(source, node):
             work.block(node, f"amp.{name}", HANDS.get(name, "the session has no such call"))
 
 
