@@ -162,3 +162,26 @@ def test_check_is_content_with_it(tmp_path):
     folder = CliRunner().invoke(app, ["migrate", "--check", str(tmp_path)], prog_name="unifiedamp")
     assert folder.exit_code == 0
     assert "0 migrated, 1 that work as they are, 0 by hand" in folder.stdout.replace("\n", "")
+
+
+EXPORT = """\
+import tensorflow as tf
+import performance
+
+def export(make, path):
+    tf.keras.mixed_precision.set_global_policy("float32")
+    make().save(path)
+
+def train(model, optimizer, data):
+    performance.set_mixed_precision_policy("float16")
+    model.compile(optimizer=optimizer, loss="mse")
+    model.fit(data)
+"""
+
+
+def test_a_file_that_sets_float32_alone_works_as_it_is():
+    done = migrated(EXPORT)
+    assert (done.changed, done.status) == (False, "works as it is")
+    assert [(one.line, "float32 is the one policy" in one.what) for one in done.findings] == [(5, True)]
+    scaled = EXPORT + "    tf.keras.mixed_precision.LossScaleOptimizer(optimizer)\n"
+    assert migrated(scaled).status != "works as it is"

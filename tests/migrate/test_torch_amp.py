@@ -7,7 +7,7 @@ import re
 import pytest
 
 pytest.importorskip("torch")
-from migrating import identifiers, listing, migrated, replaced, run
+from migrating import identifiers, listing, migrated, old_text, replaced, run
 
 # The same kernels run in the same order on the same numbers; float32 rounding is all that may differ.
 SAME = {"rel": 1e-6, "abs": 1e-7}
@@ -249,3 +249,10 @@ def test_code_of_another_file_gets_the_session_for_its_state_alone(function):
     if done.changed:
         call = "utils.save_checkpoint(model, scaler=amp if amp.loss_scale_settings.enabled else None)"
         assert call in done.after.decode()
+
+
+def test_a_loss_that_is_not_scaled_is_listed_and_its_step_is_none_of_scaled_gradients():
+    found = migrated(old_text("torch_amp/penalty_not_scaled")).findings
+    assert [(one.line, one.what) for one in found] == [
+        (21, "penalty.backward() was not scaled by the GradScaler, which scales other losses here")
+    ]

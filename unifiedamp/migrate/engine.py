@@ -30,7 +30,7 @@ TORCH = (apex.NAME, torch_amp.NAME)
 CHECKS: dict[str, Check] = dict.fromkeys(TORCH, check_torch) | {keras.NAME: check_keras, mxnet.NAME: check_mxnet}
 _HINT = re.compile(
     rb"\bamp\b|autocast|GradScaler|mixed_precision|LossScale|graph_rewrite|get_(un)?scaled_|scaler\.scale\(|"
-    rb"(Native|Apex)Scaler"
+    rb"(Native|Apex)Scaler|FP16_Optimizer|fp16_utils"
 )
 
 

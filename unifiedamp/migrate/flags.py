@@ -17,6 +17,7 @@ from .edits import Edits
 from .nodes import argument, assigned, dotted, walk
 from .report import CannotMigrate, Finding
 from .source import Source, Statement
+from .texts import named_texts
 
 WHEN = "unifiedamp_when"
 _AMP_WORDS = re.compile(r"amp|fp_?16|float_?16|half|mixed|precision|LossScale|dtype|rewrite", re.IGNORECASE)
@@ -141,7 +142,8 @@ class _Folding:
             if odd:
                 self._refuse(odd[0], f"the branch without AMP (else of if {flag}) sets AMP up too", "make one session")
                 return
-        found = [s for s in self._simple(body) if self._is_setup(s)]
+        texts = named_texts(self._source, self._simple(body), self._direct(node.body))
+        found = [s for s in self._simple(body) if self._is_setup(s) or s in texts]
         rest = [] if self._alike(body, other) else [s for s in other if not self._old.off(s)]
         values = [s for s in found if not self._direct_calls(s)]
         if found and values == found:

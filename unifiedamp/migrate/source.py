@@ -193,6 +193,11 @@ class Source:
                 return one
         raise ValueError("a node outside any statement")
 
+    def first_line(self, node: cst.CSTNode) -> str:
+        """Return the first line of the code of the statement around a node, without the comments before it."""
+        lines = [one.strip() for one in self.code(self.statement(node)).splitlines()]
+        return next(one for one in lines if one and not one.startswith("#"))
+
     def simple(self, node: cst.CSTNode) -> cst.BaseSmallStatement | None:
         """Return the one small statement of the line around a node, or None where there is no such line."""
         line = self.statement(node)

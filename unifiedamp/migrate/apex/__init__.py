@@ -12,10 +12,12 @@ from ..source import Source
 from ..torch_amp import block_wrapped
 from ..training.aliases import Aliases
 from ..work import Work
+from .again import again
 from .available import answer
 from .held import by_name, given, hand_on
 from .initialize import Start, initialize
 from .loop import rewrite_loops
+from .older import block_older, note_older, older
 from .registered import drop_registered
 from .settings import HANDS, IN_LOOPS, NAME, OLD_IMPORTS, SAME, calls_of
 from .starred import by_keyword
@@ -23,8 +25,10 @@ from .starred import by_keyword
 
 def found(source: Source) -> bool:
     """Whether the file uses this API."""
-    return any(meaning == "apex.amp" or meaning.startswith("apex.amp.") for meaning in source.imports.values()) or any(
-        isinstance(node, cst.Attribute) and source.meaning(node) == "apex.amp" for node in source.nodes
+    return (
+        any(meaning == "apex.amp" or meaning.startswith("apex.amp.") for meaning in source.imports.values())
+        or any(isinstance(node, cst.Attribute) and source.meaning(node) == "apex.amp" for node in source.nodes)
+        or any(True for _ in older(source))
     )
 
 
@@ -45,6 +49,7 @@ def plan(work: Work) -> None:
     _read_scale(work)
     drop_registered(work)
     _refuse_unknown(work)
+    block_older(work)
     block_wrapped(work)
     hand_on(work, aliases, takers)
     made: list[Start] = []
@@ -59,7 +64,8 @@ def plan(work: Work) -> None:
     _drop_globals(work)
     work.decide()
     users = [*calls_of(work.source, *IN_LOOPS), *loops.covered]
-    for call in {work.source.scope(one): one for one in reversed(starts)}.values():  # one of each function
+    making = [one for one in reversed(starts) if not again(work.source, one, starts)]
+    for call in {work.source.scope(one): one for one in making}.values():  # one of each function
         share(work, call, [use for use in (*users, *starts) if work.source.scope(use) not in takers])
 
 
@@ -86,6 +92,7 @@ def _without_start(work: Work) -> None:
     write = "give this code the session (`amp`) that the file with amp.initialize makes, then write it by hand"
     for call in sorted(calls_of(work.source, *IN_LOOPS), key=work.source.line):
         work.note(call, f"{dotted(call.func)}() without amp.initialize", write)
+    note_older(work)
     if not work.findings and work.source.methods("initialize"):
         hand_on(work, Aliases(work.source), ())
 
@@ -100,7 +107,7 @@ def _refuse_unknown(work: Work) -> None:
             continue
         if isinstance(node, cst.Name) and not source.is_reference(node):
             continue
-        if name not in ("initialize", *IN_LOOPS) and not work.edits.covers(source, node):
+        if name not in ("initialize", "init", *IN_LOOPS) and not work.edits.covers(source, node):
             work.block(node, f"amp.{name}", HANDS.get(name, "the session has no such call"))
 
 

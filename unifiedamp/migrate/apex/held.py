@@ -79,7 +79,7 @@ def hand_on(work: Work, aliases: Aliases, takers: Collection[cst.FunctionDef]) -
             what = f"{code}, Apex's module, is passed to {dotted(call.func) or 'code'}, which is not in this file"
             write = "pass the session, if that code calls state_dict and load_state_dict alone, or change it too"
         else:
-            line = source.code(source.statement(use)).strip().splitlines()[0]
+            line = source.first_line(use)
             what, write = f"{code}, Apex's module, is used as a value in `{line}`", _WRITE
         work.block(use, what, write)
 

@@ -14,6 +14,7 @@ from ..training.dataflow import names_in
 from ..training.flags import Guard, condition, empty, guards, lift, otherwise
 from ..training.values import moved
 from ..work import Work
+from .again import again, refuse_conditions
 from .questions import answered
 from .settings import bracketed, settings
 from .tried import outside
@@ -79,11 +80,16 @@ def initialize(work: Work, call: cst.Call, starts: Sequence[cst.Call], sessions:
             raise work.stop(call, "amp.initialize with other results than it has arguments", "call amp.prepare")
         bare = [source.code(moved(m)) for m in models]
         moves = [code for name, code in zip(bare, codes[0], strict=True) if name != code]
+        result = Start(call, [*map(moved, models), *given[: len(models)]], [*optimizers, *given[len(models) :]])
+        if again(source, call, starts):
+            work.edits.statement(source.statement(call))
+            return result
+        refuse_conditions(work, call, starts)
         into = [source.code(one) for one in given]
         lines = (_prepare(amp, into, *codes), _prepare(amp, into, bare, codes[1]))
         prepare = _Prepare(*lines, moves, into, [*bare, *codes[1]])
         _put(work, call, starts, sessions, [dotted(one) for one in optimizers], prepare)
-        return Start(call, [*map(moved, models), *given[: len(models)]], [*optimizers, *given[len(models) :]])
+        return result
     if not isinstance(simple, cst.Return) or simple.value is not call:
         raise work.stop(call, "amp.initialize inside an expression", "assign its result on a separate line")
     line = f"return {amp}.prepare({', '.join([*codes[0], *codes[1]])})"

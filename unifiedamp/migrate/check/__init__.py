@@ -9,8 +9,9 @@ from .limits import RULES as LIMITS
 from .recast import recast
 from .rejected import unfinished_windows, with_rejections
 from .rules import RULES, Problem
+from .sent import sent
 
-_RULES = (*RULES, *LIMITS, unfinished_windows, unbound, unknown, unmade, late, left_out, recast)
+_RULES = (*RULES, *LIMITS, unfinished_windows, unbound, unknown, unmade, late, left_out, recast, sent)
 
 
 def check(result: Source, path: str) -> list[tuple[int, str]]:  # noqa: ARG001

@@ -16,7 +16,7 @@ from .fit import rewrite_fits
 from .flags import without_flags
 from .given import block, keep, model_steps
 from .graphs import graph_step, runner
-from .inference import keep_inference
+from .inference import keep_float32, keep_inference
 from .loops import Loop, find_loops
 from .makers import check_models
 from .scopes import Trained, scope_layers, scope_models
@@ -45,7 +45,7 @@ def plan(work: Work) -> None:
         what = f"{dotted(step.func)}() is a step of a TensorFlow 1 graph, which {runner(work.source)} runs"
         write = "make the graph in a SessionRewrite, and run it with rewrite.session_config(): see docs/migrate.md"
         raise work.stop(step, what, write)
-    if keep_inference(work):
+    if keep_inference(work) or keep_float32(work):
         return
     block_other(work)
     if not any(calls_of(work.source, meaning) for meaning in (POLICY, WRAPPER, REWRITE)) and keep(work):

@@ -1,4 +1,4 @@
-"""Files that set a policy and only infer: Keras's own policy does that, and nothing is scaled."""
+"""Files whose policy needs no session: they only infer, or set float32 alone; Keras's own policy does that."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import libcst as cst
 from ..nodes import argument, dotted
 from ..source import Source
 from ..work import Work
+from .flags import is_float32
 from .words import LOOP, POLICY, REWRITE, WRAPPER, calls_of
 
 _INFERS = ("predict", "predict_on_batch", "evaluate", "load_weights", "load_model")
@@ -23,6 +24,17 @@ def keep_inference(work: Work) -> bool:
         return False
     what = "the policy is set for models that only infer here, which needs no session"
     work.works(policies[0], what, "nothing has to change: Keras's policy stays, and no loss is scaled")
+    return True
+
+
+def keep_float32(work: Work) -> bool:
+    """Say of a file that sets no policy but float32, as before an export, that it works as it is; False in others."""
+    source, policies = work.source, calls_of(work.source, POLICY)
+    others = [*calls_of(source, WRAPPER), *calls_of(source, REWRITE), *(c for n in LOOP for c in source.methods(n))]
+    if not policies or others or not all(is_float32(source, one) for one in policies):
+        return False
+    what = "float32 is the one policy that is set here, which needs no session"
+    work.works(policies[0], what, "nothing has to change here: mixed precision is turned on elsewhere, or never")
     return True
 
 

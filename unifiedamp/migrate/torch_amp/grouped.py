@@ -21,9 +21,11 @@ def by_function(source: Source, aliases: Aliases, assign: cst.Assign) -> list[st
     if not isinstance(assign.value, cst.Call) or not assign.value.args:
         return []
     first = dotted(assign.value.args[0].value)
-    made = [one.value for one in source.assigns(first) if source.scope(one) is source.scope(assign)] if first else []
+    made = [one.value for one in source.assigns(first) if source.scope(one) is source.scope(assign)]
     args = [arg.value for one in made if isinstance(one, cst.Call) for arg in one.args]
     called = {aliases.of(call.func) for call in source.of(cst.Call)} - {None}
+    if not first or _is_model(first) or aliases.of(assign.value.args[0].value) in called:
+        return []  # the model itself, however it was made: `model = load(options.model)`
     names = [dotted(one) for one in args if dotted(one) and (aliases.of(one) in called or _is_model(dotted(one)))]
     return list(dict.fromkeys(names))
 

@@ -51,7 +51,7 @@ def find_uses(work: Work, aliases: Aliases, scaler: Scaler) -> Uses:
     if all(isinstance(work.source.parents[use], cst.AssignTarget | cst.AnnAssign) for use in scaler.uses):
         work.block(scaler.call, "a GradScaler that nothing here uses",
                    "remove it; where another file uses it, migrate that file together with this one")  # fmt: skip
-    elif not steps:
+    elif not steps and not any(isinstance(work.source.parents[use], cst.Arg) for use in scaler.uses):
         work.block(scaler.call, "a GradScaler whose step is never called",
                    "migrate the file that calls scaler.step together with this one, by hand")  # fmt: skip
     return Uses(found, steps)
@@ -105,7 +105,7 @@ def _use(work: Work, aliases: Aliases, scaler: Scaler, use: cst.BaseExpression) 
     elif isinstance(parent, cst.AssignTarget):
         _given(work, scaler, source.parents[parent], use)
     elif not isinstance(parent, cst.Assign | cst.Return | cst.AnnAssign | cst.Element):
-        code = source.code(source.statement(use)).strip().splitlines()[0]
+        code = source.first_line(use)
         raise work.stop(use, f"the scaler is kept or used in `{code}`",
                         "give that code the session, and write it by hand")  # fmt: skip
 

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 
 import libcst as cst
 
-from ..nodes import dotted, keywords, targets
+from ..nodes import dotted, keywords, targets, walk
 from ..source import Statement
 from ..work import Work
 from .aliases import Aliases, Key
 from .clips import Clips, Site
 from .kept import keep_gradients
 from .outside import outside
-from .regions import Regions, Uncovered, enclosing
+from .regions import Regions, enclosing
+from .uncovered import refuse
 
 SCALED = "`with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()`"
 
@@ -150,14 +151,24 @@ class Loops:
             or dotted(call.func) == "torch.autograd.backward"
         ):
             raise self.work.stop(call, source.code(call), SCALED)
-        if self.unscales and not self.sites:
-            self.work.note(call, f"{source.code(call)} was not scaled by Apex",
+        if not self.sites if self.unscales else self._is_by_itself(site):
+            by = "Apex" if self.unscales else "the GradScaler, which scales other losses here"
+            self.work.note(call, f"{source.code(call)} was not scaled by {by}",
                            "the session scales it, so that small gradients do not vanish any more")  # fmt: skip
         beside = self._beside(site)
         handle = site.handle if beside is None else beside.handle
         kept = ", ".join(source.code(arg).rstrip(", ") for arg in call.args)
         header = f"with {amp}.scale_loss({source.code(site.loss)}, {listed(site.optimizers)}) as {handle}:"
         self.work.edits.statement(site.place, f"{header}\n    {handle}.backward({kept})")
+
+    def _is_by_itself(self, site: Site) -> bool:
+        """Whether a loss that is not scaled goes backward in a function that scales another one, whatever the flag."""
+        source, scope = self.work.source, self.work.source.scope(site.place)
+        if site in self.sites or self._beside(site) is not None:
+            return False
+        leaves = (cst.Return, cst.Continue, cst.Raise)
+        ends = any(isinstance(node, leaves) for one in source.after(site.place) for node in walk(one))
+        return not ends and any(source.scope(one.place) is scope for one in self.sites)
 
     def _again(self, plain: Site) -> bool:
         """Whether a loss has gone backward, scaled, just before: in the same block, and is not assigned in between."""
@@ -185,6 +196,9 @@ class Loops:
         """Whether a step that passes the old API by comes behind a loss that it scales, not in the flag's branch."""
         source, scope = self.work.source, self.work.source.scope(call)
         plain, scaled = ([s for s in sites if source.scope(s.place) is scope] for sites in (self.plain, self.sites))
+        before = [s for s in (*plain, *scaled) if source.order[s.place] < source.order[call]]
+        if before and self._is_by_itself(max(before, key=lambda site: source.order[site.place])):
+            return False
         flags = {test for site in scaled for test in self._tests(site.place)}
         return bool(scaled) and not (plain and flags & self._tests(call))
 
@@ -259,7 +273,7 @@ class Loops:
                 self.work.block(site.call, what, f"compute it in `{header}`, in a line before")
             elif not regions.cover(site.loss, site.place, header):
                 for each in regions.uncovered:
-                    self._uncovered(site, each, header)
+                    refuse(self.work, self.aliases, self.models, site, each, header)
             regions.uncovered.clear()
         regions.emit()
         self.covered = regions.covered
@@ -268,19 +282,6 @@ class Loops:
                 if not self.work.edits.covers(source, call):
                     what = f"{source.code(call)} is in no region, and a loss behind it is scaled"
                     self.work.block(call, what, "compute in `with amp.autocast():` all that the loss is computed from")
-
-    def _uncovered(self, site: Site, each: Uncovered, header: str) -> None:
-        """Refuse a loss that no model was found for, where it is computed."""
-        loss = self.work.source.code(each.loss)
-        if each.function is not None:
-            name, brought = each.function.name.value, ", ".join(each.given)
-            what = f"{name} takes its loss from {brought}, which code that is not here gives it"
-            self.work.block(each.function, what,
-                            f"compute it there in `{header}`, and migrate that file with this one")  # fmt: skip
-            return
-        node = site.call if each.loss is site.loss else each.loss
-        what = f"no call of the model was found that computes the loss {loss}"
-        self.work.block(node, what, f"compute the loss in `{header}`, beside the model's call")
 
 
 def listed(optimizers: Sequence[str]) -> str:
