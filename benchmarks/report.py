@@ -126,8 +126,8 @@ SECTIONS = {
         "Warm-up",
         "The first six steps under `amp.compile`, the capture included, compared with those of a native loop whose "
         "forward and backward pass `torch.compile` compiles. Each run is a new process; `filled` follows one that left "
-        "its results in the cache of Inductor. Since 2026-11-24, compiled steps use no programs of AOTAutograd's cache "
-        "before torch 2.13, where that cache ignores the dtype of autocast: `filled` took longer since then.",
+        "its results in the cache of Inductor. In the runs of 2026-11-28, compiled steps did not use AOTAutograd's "
+        "cache: before torch 2.13 its key ignores the dtype of autocast. It is used again since, with the regions in its key.",
     ),
     "bf16": (
         "bfloat16 on CPU",
