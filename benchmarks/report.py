@@ -127,8 +127,8 @@ SECTIONS = {
         "The first six steps under `amp.compile`, the capture included, compared with those of a native loop whose "
         "forward and backward pass `torch.compile` compiles. Each run is a new process; `filled` follows one that left "
         "its results in the cache of Inductor. In the runs of 2026-11-28, compiled steps did not use AOTAutograd's "
-        "cache: before torch 2.13 its key ignores the dtype of autocast. It is used again since, with the regions in its "
-        "key.",
+        "cache: before torch 2.13 its key ignores the dtype of autocast. It is used again since, with the regions in "
+        "its key.",
     ),
     "bf16": (
         "bfloat16 on CPU",
