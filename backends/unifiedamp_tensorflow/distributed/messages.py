@@ -17,6 +17,8 @@ import tensorflow as tf
 from ..internals import shared_values
 
 MISSING = (tf.errors.DeadlineExceededError, tf.errors.NotFoundError)
+GONE = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+"""What is raised once the process of the first worker has ended."""
 ANSWER = 1.0
 """Seconds for which a worker waits for what the first one has noted before."""
 _recordings = itertools.count()
@@ -51,7 +53,10 @@ class WorkerMessages:
         return self._came.get(key)
 
     def received(self) -> bool:
-        return self._read(f"{self._prefix}/begun", ANSWER) is not None
+        try:
+            return self._read(f"{self._prefix}/begun", ANSWER) is not None
+        except GONE:
+            return True  # it ended before this worker, having waited for what workers post; nothing more can be known
 
     def post(self, step: int, text: str) -> None:
         self._values.set_config_key_value(self._key(step, self.rank), text)
