@@ -30,9 +30,10 @@ def captured(make: Callable[[], Callable[[], torch.Tensor]]) -> Callable[[], Any
     with torch.cuda.graph(graph, stream=stream):
         loss = step()
 
+    held = graph, step  # the graph reads and writes the tensors of the step's model and optimizer
+
     def replay() -> torch.Tensor:
-        graph.replay()
+        held[0].replay()
         return loss
 
-    replay.step = step  # type: ignore[attr-defined]  # keeps model and optimizer
     return replay

@@ -86,7 +86,7 @@ def test_each_parameter_has_its_own_learning_rate(harness, form, base, changes):
 
 @pytest.mark.parametrize(("base", "changes"), POLICIES)
 def test_a_layer_that_is_frozen_at_first(harness, base, changes):
-    """It stays as it is, and trains from the step on in which it is thawed, with moments of its own."""
+    """It does not change while it is frozen; from the step in which it is thawed, it trains with new moments."""
     found = []
     for own_base, own_changes in ((base, changes), ("float32", {})):
         policy = ua.Policy.parse(str(harness.pure_policies.get(own_base, own_base)))

@@ -24,8 +24,8 @@ def again(source: Source, call: cst.Call, starts: Sequence[cst.Call]) -> bool:
 
 
 def refuse_conditions(work: Work, call: cst.Call, starts: Sequence[cst.Call]) -> None:
-    """Refuse what one function initializes, and another again under a condition of its own: without that, the old
-    code went on as it was, and a session in float32 would take over.
+    """Refuse a second ``amp.initialize`` of the same objects under another condition: where the condition is false,
+    the old code kept what it had, and the new code would switch to a session in float32.
 
     Raises:
         CannotMigrate: another condition decides.

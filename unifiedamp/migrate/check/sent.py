@@ -16,8 +16,8 @@ _WRITE = "make the session in the process that trains, or leave it out in `__get
 
 
 def sent(facts: Facts) -> Iterator[Problem]:
-    """No object that keeps a session starts another process with a method of its own, or is pickled: a GradScaler
-    goes with it, and a session raises an error, since it belongs to the models and optimizers of one process.
+    """Yield each place where an object that holds a session is pickled, or starts a process that runs one of its
+    methods. A GradScaler can be pickled; a session cannot, because it belongs to objects of one process.
     """
     keep = {key[0] for key in facts.aliases.keys if facts.aliases.group(key) in facts.sessions}
     for call in facts.source.of(cst.Call):

@@ -56,7 +56,7 @@ def _refuse_own_compile(work: Work, call: cst.Call, model: str) -> None:
     """
     own = keeps_optimizer(work.source, call, model)
     if own is not None:
-        what = f"{model}'s class has a compile of its own, which gives Keras's no optimizer: its steps use another one"
+        what = f"{model}'s class overrides compile and passes no optimizer to super().compile, which uses its default"
         work.block(own, what, "`super().compile(optimizer=optimizer)` in it, with the optimizer that it is given")
     words = sorted(keywords(call) - _COMPILE - {"*"})
     second = [arg.value for arg in call.args if arg.keyword is None and not arg.star][1:2]

@@ -1,4 +1,4 @@
-"""Models whose class overrides ``compile``, and keeps the optimizer from Keras's, which then takes one of its own."""
+"""Models whose ``compile`` passes no optimizer to ``super().compile``: Keras then uses its default optimizer."""
 
 from __future__ import annotations
 

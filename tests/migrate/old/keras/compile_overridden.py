@@ -1,4 +1,4 @@
-"""A model with a compile of its own, which gives Keras's the optimizer that it is given."""
+"""A model that overrides compile and passes its optimizer to super().compile."""
 
 import numpy as np
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""A trainer that keeps its scaler, and starts one process for each GPU with a method of its own."""
+"""A trainer that keeps its scaler and starts one process per GPU, each of which runs a method of the trainer."""
 
 import torch
 import torch.multiprocessing as mp
