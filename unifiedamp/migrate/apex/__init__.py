@@ -11,6 +11,7 @@ from ..sessions import free_name, share
 from ..source import Source
 from ..torch_amp import block_wrapped
 from ..training.aliases import Aliases
+from ..training.optional import refuse_left_out
 from ..work import Work
 from .again import again
 from .available import answer
@@ -57,6 +58,7 @@ def plan(work: Work) -> None:
     for call in starts:
         with work.blocking():
             made.append(initialize(work, call, starts, sessions))
+    refuse_left_out(work, aliases, starts, calls_of(work.source, "scale_loss"))
     loops = rewrite_loops(work, aliases, made)
     for name in SAME:
         for call in calls_of(work.source, name):

@@ -137,7 +137,8 @@ def trained(facts: Facts) -> Iterator[Problem]:
     said, models = set[str](), model_groups(facts.source, facts.aliases)
     for call in facts.calls("prepare"):
         prepared = [arg.value for arg in call.args[1:] if facts.aliases.of(arg.value) not in models]
-        codes = [code for code in map(facts.source.code, prepared) if code not in said]
+        named = [one for one in prepared if "opt" in facts.source.code(one).lower()]  # beside models of other files
+        codes = [code for code in map(facts.source.code, named or prepared[-1:]) if code not in said]
         if codes:
             said.update(codes)  # once, where branches prepare them
             write = "`amp.scale_loss` in its training loop: migrate the file that trains together with this one"

@@ -11,6 +11,7 @@ from ..sessions import free_name
 from ..source import Source
 from ..training.aliases import Aliases
 from ..training.loops import Loops
+from ..training.optional import refuse_left_out
 from ..work import Work
 from .absent import Absent
 from .arguments import AUTOCAST, CUSTOM, NAME, OLD_IMPORTS, SCALERS
@@ -80,6 +81,7 @@ def _plan_one(work: Work, aliases: Aliases, scaler: Scaler, regions: dict[cst.Ca
     """Work out the changes for one session."""
     uses = find_uses(work, aliases, scaler)
     flag = common_flag(work, scaler, uses.of("scale"))
+    refuse_left_out(work, aliases, [one.call for one in scaler.made if one.call], uses.of("scale"))
     session = Session(work, aliases, scaler, regions, flag)
     optimizers = {aliases.of(one): work.source.code(one) for one in uses.optimizers}
     models = model_groups(work.source, aliases)
