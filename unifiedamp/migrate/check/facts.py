@@ -69,6 +69,13 @@ class Facts:
         """Return the calls of one function."""
         return [call for call in calls if self.source.scope(call) is scope]
 
+    def reached(self, call: cst.Call) -> list[cst.FunctionDef]:
+        """Return the functions that a call may reach; ``encoder.train()`` no method that needs arguments."""
+        found = self.aliases.reached.functions(call)
+        if call.args or not dotted(call.func).endswith((".train", ".eval")):
+            return found
+        return [one for one in found if not any(p.default is None for p in one.params.params[1:])]
+
     def _made(self) -> Iterator[cst.BaseExpression]:
         for node in self.source.nodes:
             made = node.value if isinstance(node, cst.Assign) and len(node.targets) == 1 else None
@@ -99,3 +106,9 @@ def scaled_for(call: cst.Call) -> list[cst.BaseExpression]:
 def prepared_by(call: cst.Call) -> list[cst.BaseExpression]:
     """Return the models and optimizers that a call of ``prepare`` is given, without moves to a device."""
     return [moved(arg.value) for arg in call.args]
+
+
+def optimizer_like(source: Source, node: cst.BaseExpression) -> bool:
+    """Whether something is called an optimizer, or made by what is."""
+    made = [source.code(assign.value) for assign in source.assigns(source.code(node))]
+    return any("opt" in code.lower() for code in (source.code(node), *made) if ".prepare(" not in code)

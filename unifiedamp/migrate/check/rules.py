@@ -15,7 +15,7 @@ from ..training.banned import Banned
 from ..training.clips import CLIPS, EMPTIES
 from ..training.dataflow import names_in
 from ..training.regions import prefixes
-from .facts import Facts, prepared_by, scaled_for
+from .facts import Facts, optimizer_like, prepared_by, scaled_for
 
 Problem = tuple[cst.CSTNode, str, str]
 _SCALED = "`with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()`"
@@ -137,7 +137,7 @@ def trained(facts: Facts) -> Iterator[Problem]:
     said, models = set[str](), model_groups(facts.source, facts.aliases)
     for call in facts.calls("prepare"):
         prepared = [arg.value for arg in call.args[1:] if facts.aliases.of(arg.value) not in models]
-        named = [one for one in prepared if "opt" in facts.source.code(one).lower()]  # beside models of other files
+        named = [one for one in prepared if optimizer_like(facts.source, one)]  # beside models of other files
         codes = [code for code in map(facts.source.code, named or prepared[-1:]) if code not in said]
         if codes:
             said.update(codes)  # once, where branches prepare them
@@ -153,7 +153,7 @@ def in_time(facts: Facts) -> Iterator[Problem]:
         first = min(facts.in_scope(facts.calls("prepare"), scope), key=order.__getitem__)
         for call in facts.in_scope(source.of(cst.Call), scope):
             trains = call in training or any(
-                source.inside(one, function) for function in facts.aliases.reached.functions(call) for one in training
+                source.inside(one, function) for function in facts.reached(call) for one in training
             )
             if trains and order[call] < order[first] and not source.exclusive(call, first):
                 yield first, f"{source.code(first)} comes behind {source.code(call)}", "it before what trains"

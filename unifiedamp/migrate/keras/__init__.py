@@ -19,6 +19,7 @@ from .graphs import graph_step, runner
 from .inference import keep_float32, keep_inference
 from .loops import Loop, find_loops
 from .makers import check_models
+from .parts import refuse_parts
 from .scopes import Trained, scope_layers, scope_models
 from .start import Start, make_session
 from .steps import rewrite_loop
@@ -60,14 +61,6 @@ def plan(work: Work) -> None:
     work.decide()
 
 
-def _untrained() -> tuple[str, str]:
-    """Return why a file without training is refused, and what to write."""
-    return (
-        "no loop over a GradientTape and no model.compile in this file",
-        "make the session where the model is trained",
-    )
-
-
 def _block_exchanges(work: Work) -> None:
     """Name what exchanges gradients by itself beside the other reasons, where the file is refused anyhow."""
     known = {one.line for one in work.blockers}
@@ -86,7 +79,7 @@ def _with_session(work: Work, start: Start, trained: Trained, loops: Sequence[Lo
             rewrite_loop(work, start, trained, loop)
     rewrite_fits(work, start, trained)
     if not trained.models and not work.blockers:
-        raise work.stop(start.call, *_untrained())
+        refuse_parts(work, start.call)
     if not start.rewrites:
         scope_models(work, start, trained)
         scope_layers(work, start)

@@ -94,6 +94,10 @@ def check_built(work: Work, model: str, assign: cst.Assign | cst.Call, value: cs
     """
     source = work.source
     _refuse_scaling(work, model, value)
+    if _is_no_model(source, source.meaning(value.func).rpartition(".")[2]):
+        what = f"{model} is made of {source.code(value.func)}, which is no Keras model: amp.prepare takes those alone"
+        work.block(assign, what, "make it a tf.keras.Model whose constructor makes its layers, and build it")
+        return
     if isinstance(assign, cst.Assign) and _is_built(work, model, assign, use):
         return
     returned = _returned(source, value)
@@ -125,6 +129,18 @@ def _refuse_scaling(work: Work, model: str, value: cst.Call) -> None:
     if told and not _is_keras(name) and name.rpartition(".")[2] not in work.source.functions():
         what = f"{model} is made with {work.source.code(told[0]).rstrip(', ')}, and may scale its losses by itself"
         work.block(value, what, "turn that off, so that the session alone scales; then run migrate again")
+
+
+def _is_no_model(source: Source, name: str, depth: int = 3) -> bool:
+    """Whether a class of this file is called by a ``__call__`` of its own, as no Keras model is, or has no base."""
+    classes = [one for one in source.of(cst.ClassDef) if one.name.value == name]
+    if len(classes) != 1 or not depth:
+        return False
+    methods = [one.name.value for one in classes[0].body.body if isinstance(one, cst.FunctionDef)]
+    bases = [source.meaning(base.value) for base in classes[0].bases if base.keyword is None]
+    own = "__call__" in methods and not any(map(_is_keras, bases))
+    plain = all(base in ("object", "tensorflow.Module") for base in bases)
+    return own or plain or any(_is_no_model(source, base, depth - 1) for base in bases)
 
 
 def _is_keras(meaning: str) -> bool:

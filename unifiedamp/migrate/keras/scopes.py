@@ -108,7 +108,9 @@ def _scope(work: Work, start: Start, trained: Trained, model: str, assign: cst.A
     calls = [call for call in calls if source.statement(call) not in work.edits.lines]  # moved before compile
     adds = [each for each in (source.in_block(call, block) for call in calls) if each is not None]
     last = max([body.index(statement), *(body.index(each) for each in adds)])
-    last = max(last, _beside(body, body.index(statement), assign))
+    trains = [a for model in trained.models for a in source.assigns(model)]
+    alike = {_called(a.value) for a in (assign, *trains) if source.block(source.statement(a)) is block} - {""}
+    last = max(last, _beside(body, body.index(statement), alike))
     first = _first_layer(source, start, body, body.index(statement), adds)
     trained.users.append(statement)
     work.edits.wrap(body[first], body[last], f"with {work.names.amp}.scope():")
@@ -136,9 +138,9 @@ def _is_taken(source: Source, name: str, where: cst.CSTNode) -> bool:
     return any(not isinstance(parent, cst.Arg) or parent.keyword is not use for use, parent in parents)
 
 
-def _beside(body: Sequence[Statement], place: int, made: cst.Assign) -> int:
-    """Return the last of the lines from ``place`` on that make models in the same way: a teacher beside its student."""
-    while place + 1 < len(body) and _maker(body[place + 1]) == _called(made.value) != "":
+def _beside(body: Sequence[Statement], place: int, alike: set[str]) -> int:
+    """Return the last of the lines from ``place`` on that make models as trained ones are: teachers, targets."""
+    while place + 1 < len(body) and _maker(body[place + 1]) in alike:
         place += 1
     return place
 

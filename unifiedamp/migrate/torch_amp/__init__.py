@@ -93,11 +93,11 @@ def _plan_one(work: Work, aliases: Aliases, scaler: Scaler, regions: dict[cst.Ca
     scaled = set(uses.of("scale"))
     withs = [work.source.parents[item] for call in regions for item in entered(work.source, call)]
     loops.regions = {one for one in withs if isinstance(one, cst.With)}
-    known = bool(loops.models)  # else what is said of prepare says it all
+    loops.unclear = not loops.models
     loops.rewrite(
         lambda site: (
             f"with {loops.session_at(site.call)}.{plain}:"
-            if known and site.call not in scaled and site not in loops.sites
+            if site.call not in scaled and site not in loops.sites
             else None
         )
     )

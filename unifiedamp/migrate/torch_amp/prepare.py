@@ -18,6 +18,7 @@ from .grouped import by_function
 from .scaler import Scaler
 from .session import Session
 from .stages import Stages, comes_first
+from .taker import taker
 from .uses import Uses
 
 _EACH = "prepare each with its model where it is made, before it goes into a list"
@@ -62,6 +63,9 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
         seen = [home, *_remade(aliases, scaler, scopes, home)]  # elsewhere others are made for it
     if not seen and _bound(aliases, home, groups):
         return _in_home(work, aliases, scaler, session, home, groups)
+    first = None if seen else taker(work, scaler, groups, uses)
+    if first is not None:
+        return _in_home(work, aliases, scaler, session, work.source.scope(first), groups, first)
     if not seen:
         _refuse_several(work, list(groups.values()))
         raise work.stop(scaler.call, f"no line that makes {' or '.join(codes)} where the GradScaler can be seen",
@@ -213,8 +217,9 @@ def _in_home(
     session: Session,
     home: cst.CSTNode,
     groups: dict[Key | None, cst.BaseExpression],
+    first: Statement | None = None,
 ) -> set[Key | None]:
-    """Prepare behind the session's line, in a function that is given model and optimizer."""
+    """Prepare behind the session's line, or before the ``first`` one, in a function that is given the optimizer."""
     optimizers = [name for group in groups for name in _seen_as(aliases, home, group)[:1]]
     models = [name for group in model_groups(work.source, aliases) for name in _seen_as(aliases, home, group)[:1]]
     models = models or [name for name in MODEL_WORDS if aliases.scopes.binds(home, name)]
@@ -222,7 +227,11 @@ def _in_home(
     if not models:
         raise work.stop(scaler.call, f"it is not clear which models {_subject(optimizers)}",
                         "add `model, optimizer = amp.prepare(model, optimizer)` by hand")  # fmt: skip
-    return _write(work, aliases, session.place, home, scaler.session, list(dict.fromkeys(models)), optimizers)
+    models = list(dict.fromkeys(models))
+    if first is not None:
+        amp = scaler.seen_from(first) or scaler.session
+        return _write(work, aliases, first, home, amp, models, optimizers, before=True)
+    return _write(work, aliases, session.place, home, scaler.session, models, optimizers)
 
 
 def _subject(optimizers: Sequence[str]) -> str:
@@ -243,6 +252,8 @@ def _write(
     amp: str,
     models: list[str],
     optimizers: list[str],
+    *,
+    before: bool = False,
 ) -> set[Key | None]:
     """Add the line; what the function does not bind itself is prepared without a new value."""
     objects = [*models, *optimizers]
@@ -250,7 +261,7 @@ def _write(
         line = prepare_line(amp, models, optimizers)
     else:
         line = f"{amp}.prepare({', '.join(objects)})"
-    work.edits.after(place, line)
+    (work.edits.before if before else work.edits.after)(place, line)
     owner = aliases.scopes.class_of(scope) or scope
     return {aliases.group((owner if name.startswith("self.") else scope, name)) for name in models}
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from ..nodes import dotted, parameters, walk
+from ..nodes import dotted, literal, parameters, walk
 from ..source import Statement
 from ..training.aliases import Aliases, Key
 from ..work import Work
-from .arguments import SCALERS, enabled_of, settings_of
+from .arguments import SCALERS, enabled_in, enabled_of, settings_of
 
 
 @dataclass(frozen=True)
@@ -181,6 +181,7 @@ def target_of(assign: cst.Assign | cst.AnnAssign) -> cst.BaseExpression:
 def find_scalers(work: Work, aliases: Aliases, calls: Sequence[cst.Call]) -> list[Scaler]:
     """Return the scalers that ``calls`` make: those of one function or class together, others apart."""
     by_place: dict[cst.CSTNode, list[Made]] = {}
+    off = _turned_off(work, aliases, calls)
     for call in calls:
         made = _made(work, call)
         if made is None or aliases.key(target_of(made.assign)) is None:
@@ -196,8 +197,8 @@ def find_scalers(work: Work, aliases: Aliases, calls: Sequence[cst.Call]) -> lis
         assert key is not None
         here = by_place.setdefault(key[0], [])
         if not any(one.assign is made.assign for one in here):
-            here.append(made)
-    _refuse_different(work, aliases, calls)
+            here.append(made if call not in off else Made(made.assign, None))
+    _refuse_different(work, aliases, [call for call in calls if call not in off])
     found: list[Scaler] = []
     for made_here in by_place.values():
         groups = {aliases.of(target_of(one.assign)) for one in made_here}
@@ -208,6 +209,20 @@ def find_scalers(work: Work, aliases: Aliases, calls: Sequence[cst.Call]) -> lis
             continue
         others = [*made_here, *_nones(work, aliases, groups)]
         found.append(Scaler(work, aliases, sorted(others, key=lambda one: work.source.order[one.assign])))
+    return found
+
+
+def _turned_off(work: Work, aliases: Aliases, calls: Sequence[cst.Call]) -> list[cst.Call]:
+    """Return the calls with ``enabled=False`` beside which another branch makes a scaler that is on."""
+    source, found = work.source, list[cst.Call]()
+    lines = {call: made.assign for call in calls if (made := _made(work, call)) is not None and made.switch is None}
+    for call, line in lines.items():
+        enabled, group = enabled_in(source, call), aliases.of(target_of(line))
+        same = [one for one, its in lines.items() if one is not call and aliases.of(target_of(its)) == group]
+        on = [one for one in same if enabled_in(source, one) is None and source.exclusive(one, call)]
+        asked = any(isinstance(source.parents[use], cst.Comparison) for use in aliases.uses({group}))
+        if enabled is not None and literal(enabled) is False and len(same) == len(on) == 1 and not asked:
+            found.append(call)
     return found
 
 

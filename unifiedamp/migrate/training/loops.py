@@ -38,6 +38,7 @@ class Loops:
         unscales: the old API's gradients are true behind a backward pass, as Apex's.
         models_alone: the old API cast models alone, as Apex's O2; what comes behind them stays out of regions.
         covered: the statements that are in regions, once they are there.
+        unclear: it is not known which models are trained, and said; of losses, only those are refused that others give.
     """
 
     work: Work
@@ -53,6 +54,7 @@ class Loops:
     unscales: bool = False
     models_alone: bool = False
     covered: set[cst.CSTNode] = field(default_factory=set)
+    unclear: bool = False
 
     def find_plain(self) -> None:
         """Find the backward passes and steps that pass the old API by: the branches without AMP."""
@@ -272,7 +274,7 @@ class Loops:
                 what = f"the loss {source.code(site.loss)} is not assigned before it is scaled"
                 self.work.block(site.call, what, f"compute it in `{header}`, in a line before")
             elif not regions.cover(site.loss, site.place, header):
-                for each in regions.uncovered:
+                for each in [one for one in regions.uncovered if one.function is not None or not self.unclear]:
                     refuse(self.work, self.aliases, self.models, site, each, header)
             regions.uncovered.clear()
         regions.emit()
