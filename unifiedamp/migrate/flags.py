@@ -8,11 +8,12 @@ as the plain one. The text that comes out is never shown: it is what the plans r
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import libcst as cst
 
+from .branches import name_of, only_here, takes_step
 from .edits import Edits
 from .nodes import argument, assigned, dotted, walk
 from .report import CannotMigrate, Finding
@@ -24,7 +25,6 @@ _AMP_WORDS = re.compile(r"amp|fp_?16|float_?16|half|mixed|precision|LossScale|dt
 _TRAINING = frozenset(
     {"fit", "fit_generator", "compile", "train_on_batch", "GradientTape", "record", "Trainer", "Sequential", "Model"}
 )
-_STEPS = frozenset({"apply_gradients", "step", "update", "minimize"})
 _QUIET = re.compile(r"^(print|pass\b|tf\.print|log|logger|logging|warnings|os\.environ|_?LOGGER|absl)", re.IGNORECASE)
 
 
@@ -119,7 +119,7 @@ class _Folding:
         return False
 
     def _step(self, node: cst.If, flag: str, body: Sequence[Statement], other: Sequence[Statement]) -> None:
-        if _steps(body) and not _steps(other):
+        if takes_step(body) and not takes_step(other):
             return  # it decides whether a step is taken, and not how
         if isinstance(node.orelse, cst.If):
             self._refuse(node, f"a scaled loss under if {flag} and an elif", "write the step once; the session scales")
@@ -128,6 +128,11 @@ class _Folding:
             what = f"the branch without AMP (else of if {flag}) does more than the same step"
             write = "write the step once; under float32 the session does not scale"
             self._refuse(other[0] if other else node, what, write)
+            return
+        more = only_here(self._source, self._old.loop, body, other)
+        if more is not None:
+            what = f"the branch with AMP (if {flag}) does more than the same step: {self._source.first_line(more)}"
+            self._refuse(more, what, "move it out of the branch, under a condition of its own")
             return
         self._flags.setdefault(flag, node)
         self.edits.statement(node, *map(self._text, body))
@@ -312,11 +317,6 @@ def _assignment(statement: cst.BaseStatement) -> cst.Assign | None:
     return small if isinstance(small, cst.Assign) else None
 
 
-def _steps(body: Sequence[cst.BaseStatement]) -> bool:
-    """Whether an optimizer steps in a branch."""
-    return any(name_of(n) in _STEPS for each in body for n in walk(each) if isinstance(n, cst.Call))
-
-
 def _negated(flag: str) -> str:
     return flag.removeprefix("not ").strip() if flag.startswith("not ") else f"not {flag}"
 
@@ -329,21 +329,3 @@ def _same(one: str, other: str) -> bool:
 
 def _is_quiet(source: Source, statement: cst.BaseStatement) -> bool:
     return bool(_QUIET.match(source.code(statement).strip()))
-
-
-def statements(block: cst.CSTNode) -> Iterator[Statement]:
-    """Yield the statements in a node, inner ones too."""
-    for node in walk(block):
-        if isinstance(node, cst.BaseStatement):
-            yield node
-
-
-def backward_only(source: Source, other: Sequence[cst.BaseStatement]) -> bool:
-    """Whether statements do nothing but ``backward``."""
-    simple = [s for o in other for s in statements(o) if isinstance(s, cst.SimpleStatementLine)]
-    return bool(simple) and all("backward(" in source.code(s) for s in simple)
-
-
-def name_of(call: cst.Call) -> str:
-    """Return the last part of what is called."""
-    return dotted(call.func).rpartition(".")[2]

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from ..flags import Old, fold, name_of
+from ..branches import name_of
+from ..flags import Old, fold
 from ..nodes import dotted, literal, targets, walk
 from ..report import Finding
 from ..source import Source

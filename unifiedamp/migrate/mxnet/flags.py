@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..flags import Old, backward_only, fold
+from ..branches import backward_only
+from ..flags import Old, fold
 from ..report import CannotMigrate, Finding
 from ..source import Source
 from .limits import limits

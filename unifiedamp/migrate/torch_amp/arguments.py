@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import libcst as cst
 
-from ..nodes import argument, dotted, literal
+from ..nodes import argument, dotted, literal, roots, walk
 from ..source import Source
 from ..work import Work
 
@@ -74,6 +74,10 @@ def policy_of(work: Work, call: cst.Call, home: cst.FunctionDef | cst.Module) ->
     if dtype is None:
         return _default_policy(work, call)
     meaning = source.meaning(dtype)
+    if isinstance(dtype, cst.IfExp) and _is_seen(source, call, dtype.test, home):
+        names = [(POLICIES | {"torch.float32": "float32"}).get(source.meaning(x)) for x in (dtype.body, dtype.orelse)]
+        if all(names):
+            return f'("{names[0]}" if {source.code(dtype.test).strip()} else "{names[1]}")'
     if meaning not in POLICIES and isinstance(dtype, cst.Name):
         values = {source.meaning(assign.value) for assign in source.assigns(dtype.value)}
         meaning = values.pop() if len(values) == 1 else ""
@@ -85,6 +89,14 @@ def policy_of(work: Work, call: cst.Call, home: cst.FunctionDef | cst.Module) ->
             "make the session by hand with policy='mixed_float16' or 'mixed_bfloat16'",
         )  # fmt: skip
     return POLICIES[meaning]
+
+
+def _is_seen(source: Source, call: cst.Call, test: cst.BaseExpression, home: cst.FunctionDef | cst.Module) -> bool:
+    """Whether a condition around a region's dtype means the same where the session is made."""
+    calls = [one for one in walk(test) if isinstance(one, cst.Call | cst.NamedExpr | cst.Await)]
+    scope = source.scope(call)
+    here = scope is home or not any(source.bound_in(name, scope) for name in roots(test))
+    return here and not calls and all(source.bound_in(name, home) or scope is not home for name in roots(test))
 
 
 def _default_policy(work: Work, call: cst.Call) -> str:
