@@ -19,7 +19,12 @@ TORCH_FOLDS: tuple[Fold, ...] = (
     (torch_amp, torch_amp.by_choice),
     (torch_amp, torch_amp.ended_before_backward),
 )
-FOLDS: tuple[Fold, ...] = (*TORCH_FOLDS, (keras, keras.without_flags), (mxnet, mxnet.without_flags))
+FOLDS: tuple[Fold, ...] = (
+    *TORCH_FOLDS,
+    (keras, keras.named),
+    (keras, keras.without_flags),
+    (mxnet, mxnet.without_flags),
+)
 _NESTED = 4  # flags, one under the other
 
 
