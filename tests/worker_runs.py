@@ -24,6 +24,7 @@ CASES = {
     "overflow on one worker": {"amp": SCALES, "given": {"fault": "overflow"}},
     "stopped": {"given": {"fault": "stopped"}, "train": {"epochs": 4}},
     "other order": {"given": {"fault": "other order"}},
+    "ends early": {"given": {"fault": "ends early"}},
 }
 OF_BACKEND = {
     "tensorflow": {},

@@ -53,6 +53,18 @@ def test_the_weights_are_those_of_the_old_code(name):
     compare(text, natively(text), new_text(text, name), name)
 
 
+@pytest.mark.parametrize("flag", [True, False])
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_the_policy_of_the_program_stays(policy, flag):
+    """Another file has set it, before this one's code runs; the flag chooses the loss scale alone."""
+    text = (OLD / "keras" / "policy_elsewhere.py").read_text("utf-8")
+    of_program = f"import tensorflow as tf\ntf.keras.mixed_precision.set_global_policy({policy!r})\n"
+    ran = [of_program + each for each in (natively(text), new_text(text, "policy_elsewhere"))]
+    old, new = (weights(each, "policy_elsewhere", flag) for each in ran)
+    for was, now in zip(old, new, strict=True):
+        np.testing.assert_allclose(now, was, **SAME)
+
+
 @pytest.mark.parametrize("name", REWRITES)
 def test_the_weights_are_those_without_the_rewrite(name):
     """Without a GPU the rewrite converts nothing, and the scale, a power of two, changes no digit."""

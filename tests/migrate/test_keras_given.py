@@ -111,7 +111,9 @@ def test_what_a_prepared_optimizer_does_otherwise_is_refused(name):
 
 def test_an_optimizer_that_the_file_wraps_is_not_a_given_one():
     text = TRAINER.replace("= optimizer\n", "= tf.keras.mixed_precision.LossScaleOptimizer(optimizer)\n")
-    assert any("sets no policy" in one.what and one.blocks for one in migrated(text).findings)
+    done = migrated(text)
+    assert "amp.prepare(self.model, self.optimizer)" in done.after.decode()
+    assert [(one.line, one.what) for one in done.findings] == [(9, "the policy is set elsewhere, or never")]
 
 
 MODEL = engine("model")

@@ -118,6 +118,15 @@ CASES = {
         "if gpus:\n    " + POLICY + POLICY + MODEL + FIT, 5, "policy is set 2 times"
     ),
     "no policy": ("def step(opt, loss):\n    return opt.get_scaled_loss(loss)\n", 4, "that sets no policy"),
+    "no policy, optimizers wrapped in two functions": (
+        "def first(opt):\n    return mixed_precision.LossScaleOptimizer(opt)\n\n"
+        "def second(opt):\n    return mixed_precision.LossScaleOptimizer(opt)\n", 4, "that sets no policy"
+    ),
+    "no policy, and one of a layer": (
+        "model = tf.keras.Sequential([tf.keras.layers.Dense(1, dtype='mixed_float16')])\n"
+        "opt = mixed_precision.LossScaleOptimizer(tf.keras.optimizers.Adam())\nmodel.compile(opt, 'mse')\n"
+        "model.fit(x, y)\n", 4, "that sets no policy"
+    ),
     "no policy, two branches": (
         "def step(opt, tape, loss, w):\n    if hasattr(opt, 'loss_scale'):\n        g = tape.gradient("
         "opt.get_scaled_loss(loss), w)\n    else:\n        g = fused(loss, w)\n        log(g)\n    return g\n",

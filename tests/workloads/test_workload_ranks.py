@@ -42,6 +42,7 @@ CASES = {
     "stopped": {"given": {"fault": "stopped"}, "train": {"epochs": 3}},
     "other order": {"given": {"fault": "other order"}},
     "fewer batches": {"name": "Listed", "given": {"fault": "fewer"}},
+    "a generator that ends early": {"given": {"fault": "ends early"}},
     "lengths": {"given": {"fault": "lengths"}},
 }
 
@@ -107,7 +108,8 @@ def launched(rank, size, port):
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
 
 
-SAME = [case for case in CASES if case not in ("stopped", "other order", "fewer batches", "lengths")]
+REFUSED = ("stopped", "other order", "fewer batches", "a generator that ends early", "lengths")
+SAME = [case for case in CASES if case not in REFUSED]
 
 
 @pytest.mark.parametrize("case", SAME)
@@ -193,6 +195,9 @@ def test_what_cannot_be_divided_is_refused_on_every_process(together):
     for answer in answers:
         assert "batches(0) yields other samples on rank 1 than on rank 0" in answer["other order"]["error"]
         assert "or another number of batches" in answer["fewer batches"]["error"]
+        ended = answer["a generator that ends early"]["error"]
+        assert ended.startswith("ConfigError: ")
+        assert "batches(1) yields another number of batches on rank 1 than on rank 0" in ended
         assert "arrays of 5 and 32 rows" in answer["lengths"]["error"]
         assert "shard(batch, rank, ranks)" in answer["lengths"]["error"]
 

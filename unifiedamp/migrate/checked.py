@@ -35,7 +35,7 @@ def refusals(
     tidy(source, mine, api.OLD_IMPORTS, ua, getattr(api, "NEEDS", ()))
     after = mine.apply(source.module).bytes
     found = check(Source(after), path)
-    lines = old_lines(source.module.bytes, after, indented=indented) if found else {}
+    lines = old_lines(source.text, after, indented=indented) if found else {}
     return [Finding(lines.get(line, 1), reason, WRITE, blocks=True) for line, reason in dict.fromkeys(found)]
 
 

@@ -67,9 +67,9 @@ def _migrate(path: str, content: bytes, halves: bool) -> Migration:
         folded, notes = without_flags(source)
     except CannotMigrate as error:
         return Migration(path, content, content, (), error.findings)
-    if folded != source.module.bytes:
+    if folded != source.text:
         done = _migrate_as_read(path, folded, _read(path, folded), halves)
-        found = [*as_before(done.findings, source.module.bytes, folded), *(notes if done.changed else ())]
+        found = [*as_before(done.findings, source.text, folded), *(notes if done.changed else ())]
         return Migration(path, content, done.after if done.changed else content, done.apis, tuple(sorted(set(found))))
     return _migrate_as_read(path, content, source, halves)
 

@@ -63,7 +63,7 @@ def fold(source: Source, old: Old) -> tuple[bytes, list[Finding]]:
     folding.check_flags()
     if folding.refused:
         raise CannotMigrate(*folding.refused)
-    after = folding.edits.apply(source.module).bytes if folding.edits else source.module.bytes
+    after = folding.edits.apply(source.module).bytes if folding.edits else source.text
     return after, folding.notes
 
 

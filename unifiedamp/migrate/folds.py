@@ -19,7 +19,12 @@ TORCH_FOLDS: tuple[Fold, ...] = (
     (torch_amp, torch_amp.by_choice),
     (torch_amp, torch_amp.ended_before_backward),
 )
-FOLDS: tuple[Fold, ...] = (*TORCH_FOLDS, (keras, keras.without_flags), (mxnet, mxnet.without_flags))
+FOLDS: tuple[Fold, ...] = (
+    *TORCH_FOLDS,
+    (keras, keras.named),
+    (keras, keras.without_flags),
+    (mxnet, mxnet.without_flags),
+)
 _NESTED = 4  # flags, one under the other
 
 
@@ -38,15 +43,15 @@ def without_names(source: Source) -> tuple[bytes, list[Finding]]:
 
 
 def _folded(source: Source, folds: Sequence[Fold], *, always: bool) -> tuple[bytes, list[Finding]]:
-    before, found = source.module.bytes, []
+    before, found = source.text, []
     for api, fold in folds:
         for _ in range(_NESTED):
-            folded, notes = fold(source) if always or api.found(source) else (source.module.bytes, [])
-            found += as_before(notes, before, source.module.bytes) if source.module.bytes != before else notes
-            if folded == source.module.bytes:
+            folded, notes = fold(source) if always or api.found(source) else (source.text, [])
+            found += as_before(notes, before, source.text) if source.text != before else notes
+            if folded == source.text:
                 break
             source = Source(folded)
-    return source.module.bytes, found
+    return source.text, found
 
 
 def as_before(findings: Iterable[Finding], before: bytes, after: bytes) -> list[Finding]:

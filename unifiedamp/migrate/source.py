@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Set
+from functools import cached_property
 from typing import TypeVar, cast
 
 import libcst as cst
@@ -70,6 +71,11 @@ class Source:
         self.order = {node: index for index, node in enumerate(self.nodes)}
         self._index = Index(self.nodes, self.parents, self._scopes)
         return self
+
+    @cached_property
+    def text(self) -> bytes:
+        """The module's text, with the lines that were split."""
+        return self.module.bytes
 
     # -- several files -------------------------------------------------------------------------------------------
 

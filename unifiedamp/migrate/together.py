@@ -94,7 +94,7 @@ def migrate_together(contents: Mapping[str, bytes]) -> list[Migration]:
 
 def _unfolded(whole: Source, source: Source, findings: Sequence[Finding]) -> list[Finding]:
     """Return findings of files without flags with the lines of the files as they were."""
-    texts = {path: (one.module.bytes, source.files[path].module.bytes) for path, one in whole.files.items()}
+    texts = {path: (one.text, source.files[path].text) for path, one in whole.files.items()}
     same = [found for found in findings if found.path not in texts or len(set(texts[found.path])) == 1]
     moved = [found for found in findings if found not in same]
     return [*same, *(one for found in moved for one in as_before([found], *texts[found.path]))]
@@ -166,7 +166,7 @@ def rewritten(source: Source) -> tuple[dict[str, bytes], list[Finding], tuple[st
                 edits.merge(made)
                 apis.append(api)
     if any(found.blocks for found in findings) or not edits:
-        return {path: one.module.bytes for path, one in source.files.items()}, findings, ()
+        return {path: one.text for path, one in source.files.items()}, findings, ()
     modules = with_imports(source, edits, apis)
     after = {path: merge(module).bytes for path, module in modules.items()}
     result = handed(source, after) if apex in apis else after
@@ -221,7 +221,7 @@ def _by_old_line(
 ) -> Iterator[Finding]:
     for node, what, write in found:
         path = result.path(node)
-        lines = old_lines(source.files[path].module.bytes, after[path])
+        lines = old_lines(source.files[path].text, after[path])
         reason = " ".join(f"{what}; write {write}".split())
         yield Finding(lines.get(result.line(node), 1), reason, WRITE, blocks=True, path=path)
 

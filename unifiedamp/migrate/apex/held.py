@@ -31,7 +31,7 @@ def by_name(source: Source) -> tuple[bytes, list[Finding]]:
             edits.statement(source.statement(assign))
             for use in uses:
                 edits.expression(use, source.code(assign.value))
-    return edits.apply(source.module).bytes if edits else source.module.bytes, []
+    return edits.apply(source.module).bytes if edits else source.text, []
 
 
 def _is_one(source: Source, name: str) -> bool:

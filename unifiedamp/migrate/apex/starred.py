@@ -23,7 +23,7 @@ def by_keyword(source: Source) -> tuple[bytes, list[Finding]]:
             given = [source.code(arg).rstrip().rstrip(",") for arg in call.args if arg is not starred[0]]
             named = [f"{key}={value}" for key, value in settings.items()]
             edits.expression(call, f"{source.code(call.func)}({', '.join([*given, *named])})")
-    return edits.apply(source.module).bytes if edits else source.module.bytes, []
+    return edits.apply(source.module).bytes if edits else source.text, []
 
 
 def _settings(source: Source, call: cst.Call, given: cst.BaseExpression) -> dict[str, str] | None:

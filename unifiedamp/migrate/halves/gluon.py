@@ -62,7 +62,7 @@ def migrate_gluon_half(path: str, content: bytes, source: Source) -> Migration |
 
 def _here(content: bytes, half: Source, findings: Sequence[Finding]) -> list[Finding]:
     """Return what was found in the half, with the lines of the file."""
-    lines = old_lines(content, half.module.bytes)
+    lines = old_lines(content, half.text)
     own = {replace(one, path="", line=lines.get(one.line, 1)) for one in findings if one.path == _HALF}
     return sorted(own)
 
@@ -145,7 +145,7 @@ def _rewritten(half: Source, caller: Source) -> tuple[bytes, list[Finding]]:
     wrong = [*check(result, _HALF), *_beside(result)]
     wrong += [(whole.line(node), f"{what}; write {write}") for node, what, write in unfinished_windows(Facts(whole))]
     if wrong:
-        lines = old_lines(half.module.bytes, texts[_HALF])
+        lines = old_lines(half.text, texts[_HALF])
         raise CannotMigrate(*(Finding(lines.get(at, 1), what, WRITE, blocks=True, path=_HALF) for at, what in wrong))
     return with_rejections(whole)[_HALF], findings
 

@@ -20,6 +20,7 @@ from .inference import keep_float32, keep_inference
 from .loops import Loop, find_loops
 from .makers import check_models
 from .parts import refuse_parts
+from .policy_in_force import named
 from .scopes import Trained, scope_layers, scope_models
 from .start import Start, make_session
 from .steps import rewrite_loop
@@ -80,7 +81,7 @@ def _with_session(work: Work, start: Start, trained: Trained, loops: Sequence[Lo
     rewrite_fits(work, start, trained)
     if not trained.models and not work.blockers:
         refuse_parts(work, start.call)
-    if not start.rewrites:
+    if start.makes_policy:
         scope_models(work, start, trained)
         scope_layers(work, start)
     else:
@@ -88,4 +89,4 @@ def _with_session(work: Work, start: Start, trained: Trained, loops: Sequence[Lo
     share(work, start.call, trained.users)
 
 
-__all__ = ["NAME", "OLD_IMPORTS", "found", "plan", "without_flags"]
+__all__ = ["NAME", "OLD_IMPORTS", "found", "named", "plan", "without_flags"]

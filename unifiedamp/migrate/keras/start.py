@@ -14,6 +14,7 @@ from ..source import Statement
 from ..work import Work
 from .chosen import choice_of, drop_unused, makes_policy, value_of
 from .flags import is_float32, puts_back
+from .policy_in_force import is_in_force
 from .repeated import repeats
 from .scales import dynamic_scale, experimental_scale, quoted, wrapper_scale
 from .words import POLICY, REWRITE, VALUE, WRAPPER, calls_of
@@ -27,6 +28,7 @@ class Start:
     Attributes:
         call: that call.
         rewrites: whether it is the graph rewrite's.
+        makes_policy: whether models must be made after it, in the session's scope, to have its policy.
         settings: the code of the session's arguments; :func:`make_session` gives it.
 
     Raises:
@@ -46,6 +48,8 @@ class Start:
         if len(starts) > 1:
             work.block(starts[1], *_several(work, starts, rewrites))
         self.call, self.rewrites = starts[0], bool(rewrites)
+        given = self.call.args[0].value if self.call.args else None
+        self.makes_policy = not self.rewrites and not (given is not None and is_in_force(work.source, given))
         self.settings: dict[str, str | None] = {}
 
 
@@ -75,7 +79,8 @@ def make_session(work: Work, start: Start) -> None:
     scale = wrappers if wrappers is not None else scale
     if scale is None and policy == '"mixed_float16"':
         scale = dynamic_scale(work.names)  # what Keras wraps an optimizer in by itself
-    policy, scale = _behind_flag(work, start.call, policy, scale)
+    chosen, scale = _behind_flag(work, start.call, policy, scale)
+    policy = chosen if start.rewrites or start.makes_policy else policy  # the one in force stays without the flag too
     start.settings = {
         "policy": policy, "loss_scale": scale, "backend_options": REWRITES if start.rewrites else None
     }  # fmt: skip
@@ -135,6 +140,8 @@ def _policy(work: Work, call: cst.Call) -> tuple[str, str | None]:
     given = plain[0].value if len(plain) == 1 else None
     if given is None or not source.is_alone(call):
         raise work.stop(call, source.code(call), '`amp = ua.Amp("tensorflow", policy=...)`')
+    if is_in_force(source, given):
+        return source.code(given), None
     chosen = choice_of(source, call)
     if chosen is not None:
         drop_unused(work, given, chosen.made)

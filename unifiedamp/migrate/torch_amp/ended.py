@@ -32,7 +32,7 @@ def ended_before_backward(source: Source) -> tuple[bytes, list[Finding]]:
     """Return the text in which regions end before their scaled loss goes backward."""
     ends = {with_: place for with_ in source.of(cst.With) for place in [_end(source, with_)] if place is not None}
     if not ends:
-        return source.module.bytes, []
+        return source.text, []
     what, write = "a scaled loss goes backward inside this autocast region", "it stands behind it now, as torch advises"
     notes = [Finding(source.line(with_), what, write) for with_ in ends]
     return cst.ensure_type(source.module.visit(_End(ends)), cst.Module).bytes, notes

@@ -33,7 +33,7 @@ def by_factory(source: Source) -> tuple[bytes, list[Finding]]:
         edits.statement(function)
         what = f"{name} is gone: what it returned stands where it was called"
         notes.append(Finding(source.line(function), what, "let other files that import it make a session"))
-    return edits.apply(source.module).bytes if edits else source.module.bytes, notes
+    return edits.apply(source.module).bytes if edits else source.text, notes
 
 
 def _returned(source: Source, function: cst.FunctionDef) -> cst.Call | None:

@@ -30,7 +30,7 @@ def by_choice(source: Source) -> tuple[bytes, list[Finding]]:
             for call in calls:
                 assert isinstance(call, cst.Call)
                 edits.expression(call, made)
-    return edits.apply(source.module).bytes if edits else source.module.bytes, []
+    return edits.apply(source.module).bytes if edits else source.text, []
 
 
 def _choice(source: Source, value: cst.BaseExpression) -> str | None:

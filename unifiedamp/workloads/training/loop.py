@@ -26,7 +26,7 @@ from .interrupt import ERRORS, Interrupt
 from .lost_process import report_lost_processes
 from .restarts import is_of_this_run, mark_earlier_run
 from .run import CHECKPOINT, Run, check_resumable
-from .shard import check_same_data, shard
+from .shard import check_same_data, on_all, shard
 
 Step = Callable[..., Any]
 Saved = Callable[[Run], None]
@@ -227,7 +227,8 @@ def fit(run: Run, step: Step, watcher: Watcher) -> None:
         while not run.finished:
             begun, before, seen = time.perf_counter(), timed.timed, 0
             count = run.window_count()
-            for window in watcher.follow(run.windows(), run, count):
+            windows = on_all(run.windows(), run.workload, run.epoch, run.ranks, count)
+            for window in watcher.follow(windows, run, count):
                 if not seen:
                     check_same_data(run.workload, run.amp, run.epoch, window[0], run.ranks, count)
                 for batch in window:

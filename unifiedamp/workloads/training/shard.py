@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,38 @@ def check_same_data(workload: Loaded, amp: Amp, epoch: int, batch: Any, ranks: R
             "of batches; each process takes its part of the same batches, so derive their order from the epoch and a "
             "fixed seed"
         )
+
+
+def on_all(
+    windows: Iterable[list[Any]], workload: Loaded, epoch: int, ranks: Ranks, count: int | None
+) -> Iterator[list[Any]]:
+    """Yield the windows of an epoch as long as every process has one.
+
+    Where batches have no length, the processes tell each other before each window whether they have one: the step of a
+    process that is alone in it would wait for ever, or be taken for another operation of the others.
+
+    Args:
+        windows, workload, epoch, ranks: of the run.
+        count: the number of windows; None where it is not known.
+
+    Raises:
+        ConfigError: on every process: the epoch has ended on some of them alone.
+    """
+    if ranks.size == 1 or count is not None:
+        yield from windows
+        return
+    each = iter(windows)
+    while True:
+        window = next(each, None)
+        rank = ranks.differing("end" if window is None else "window")
+        if rank is not None:
+            raise ConfigError(
+                f"{workload.name}: batches({epoch}) yields another number of batches on rank {rank} than on rank 0; "
+                "each process takes its part of the same batches, so all must yield the same"
+            )
+        if window is None:
+            return
+        yield window
 
 
 def _checksum(amp: Amp, batch: Any) -> int:
