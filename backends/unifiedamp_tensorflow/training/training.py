@@ -60,7 +60,7 @@ class TensorFlowTraining(Training):
         self._spec, self._precision, self._prepared, self._preparation = spec, precision, prepared, preparation
         self._losses, self._steps, self._native_steps, self._float8 = losses, steps, native_steps, float8
         self.scaler = losses.scaler
-        self._applied_before = 0
+        self._applied_before = self._skipped_before = 0
 
     # -- setting up ----------------------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class TensorFlowTraining(Training):
         if self.scaler is not None:
             return self.scaler.read()
         steps = sum(_steps_of(prepared) - prepared.steps_before for prepared in self._prepared.optimizers)
-        return ScaleState(applied_steps=self._applied_before + steps)
+        return ScaleState(applied_steps=self._applied_before + steps, skipped_steps=self._skipped_before)
 
     def write_state(self, state: ScaleState) -> None:
         for prepared in self._prepared.optimizers:
@@ -201,7 +201,7 @@ class TensorFlowTraining(Training):
             return
         for prepared in self._prepared.optimizers:
             prepared.steps_before = _steps_of(prepared)
-        self._applied_before = state.applied_steps
+        self._applied_before, self._skipped_before = state.applied_steps, state.skipped_steps
 
     def nonfinite_report(self) -> NonFiniteReport:
         if self.scaler is None:

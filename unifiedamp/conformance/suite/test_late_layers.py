@@ -97,6 +97,30 @@ def test_one_that_gets_an_optimizer_after_a_refusal_trains_by_its_own_gradients(
 
 
 @pytest.mark.needs("several_optimizers")
+def test_a_refusal_is_of_that_step_alone(harness):
+    """A loss that does not reach the late layer trains another model afterwards, where it did before."""
+    loop = Loop(harness, "eager", loss_scale=4.0)
+    with loop.amp.scope():
+        other = harness.probe([1.0])
+    other, optimizer = loop.amp.prepare(other, harness.sgd([other], RATE))
+    x = loop.amp.to_native(np.float32([1.0]))
+
+    def train():
+        loop.amp.backward(lambda: other(x), optimizer)
+        assert loop.amp.step(optimizer).applied
+
+    loop.put("layer2")
+    try:
+        train()
+    except ua.PrepareError as refusal:
+        pytest.skip(f"refused whatever the loss reaches: {refusal}")
+    with pytest.raises(ua.PrepareError, match=REFUSED):
+        loop.step()
+    train()
+    assert harness.parameters(other).popitem()[1] == [1.0 - 2 * RATE]
+
+
+@pytest.mark.needs("several_optimizers")
 def test_one_of_a_model_with_several_optimizers_is_refused(harness):
     """Gradients are asked for the optimizers that a loss names, and the late layer is in none."""
     loop = Loop(harness, "eager", part="layer0")

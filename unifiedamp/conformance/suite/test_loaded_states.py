@@ -144,7 +144,7 @@ def test_a_session_without_a_scaler_takes_the_counts(harness, form):
         warnings.simplefilter("ignore", ua.StateWarning)
         run.amp.load_state_dict(saved(scaled))
     run.feed(1.0)
-    assert (run.amp.loss_scale, run.amp.applied_steps) == (1.0, 8)
+    assert (run.amp.loss_scale, run.amp.applied_steps, run.amp.skipped_steps) == (1.0, 8, 2)
     assert run.weights() == pytest.approx([0.8], abs=1e-6)
 
 

@@ -96,6 +96,21 @@ def test_moments_are_the_references(harness, form, dtype):
     assert len(set(oracle.moments.values())) > 2
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_each_moment_is_rounded_by_random_numbers_of_its_own(harness, form, dtype):
+    """Those of Adam's first step, each as the reference rounds what that step makes of the gradient."""
+    seed, gradients = 3, random_gradients(1, (1.0,) * 12)[0] + 1 / 16
+    run = run_of(harness, form, dtype, seed=seed, values=(1.0,) * 12, kind="adam")
+    run.feed(*gradients)
+    found, step = moments(run), rounding.step_key(seed, 0)
+    of_param = {name.rpartition("/")[0]: value for name, value in zip(list(found)[::2], gradients, strict=True)}
+    for name, kept in found.items():
+        param, _, moment = name.rpartition("/")
+        exact = 0.1 * of_param[param] if moment == "first_moment" else 0.001 * of_param[param] ** 2
+        expected = state_rounding.kept(np.float32([exact]), dtype, moment, rounding.param_key(name), step)
+        assert float(kept[0]) == float(expected[0]), name
+
+
 @pytest.mark.needs("loss_scaling")
 def test_a_skip_changes_no_moment_and_no_random_number(harness, form):
     straight, skipping = (run_of(harness, form, "bfloat16", loss_scale=SCALE) for _ in range(2))
