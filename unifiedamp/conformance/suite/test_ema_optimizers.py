@@ -98,6 +98,58 @@ class TwoLayers:
 
 
 @pytest.mark.needs("several_optimizers")
+def test_an_average_of_weights_that_two_optimizers_train(harness):
+    """By turns, and read after each step; a backend may refuse the second one instead."""
+    amp = session(harness, loss_scale=SCALE)
+    with amp.scope():
+        model = harness.probe([1.0, -3.0])
+        optimizers = [harness.sgd([model], rate) for rate in (0.25, 0.5)]
+    try:
+        model, *optimizers = amp.prepare(model, *optimizers)
+        ema, oracle = amp.ema(model, 0.75), AverageOracle(0.75)
+    except ua.PrepareError as refusal:
+        pytest.skip(f"refused: {refusal}")
+    x = amp.to_native(np.float32([1.0, 2.0]))
+    for index in (0, 0, 1, 0, 1, 1):
+        before = harness.parameters(model)
+        amp.backward(lambda index=index: model(x), optimizers[index])
+        assert amp.step(optimizers[index]).applied
+        oracle.step(before, harness.parameters(model))
+        oracle.check(ema.weights())
+
+
+@pytest.mark.needs("several_optimizers", "float32_weights")
+@pytest.mark.parametrize("joins", ["its optimizer", "another"])
+def test_an_average_of_a_layer_that_is_trained_later(harness, joins):
+    """It is the layer's weights before, and moves from there; the other layer's average goes on."""
+    amp = session(harness, loss_scale=SCALE)
+    layer = np.eye(2, dtype=np.float32), np.zeros(2, np.float32)
+    with amp.scope():
+        model = harness.mlp([layer, layer])
+        optimizer = harness.layer_sgd(model, "layer0", 0.125)
+    model, optimizer = amp.prepare(model, optimizer)
+    ema, oracle, optimizers = amp.ema(model, 0.5), AverageOracle(0.5), [optimizer]
+    x, trained = amp.to_native(np.float32([[1.0, 2.0]])), "layer0"
+    for late in (False, False, True, False):
+        if late:
+            trained = "layer"
+            if joins == "another":
+                model, other = amp.prepare(model, harness.layer_sgd(model, "layer1", 0.125))
+                optimizers.append(other)
+            else:
+                harness.extend(optimizer, harness.put_layer(model, "layer1", *layer))
+        before = amp.master_weights(model)
+        amp.backward(lambda: harness.mean_square(model(x), 0 * x), optimizers)
+        for each in optimizers:
+            assert amp.step(each).applied
+        after = amp.master_weights(model)
+        moved = {name for name in after if trained in name}
+        assert all((after[name] != before[name]).any() == (name in moved) for name in after)
+        oracle.step({name: before[name] for name in moved}, {name: after[name] for name in moved})
+        oracle.check(ema.weights())
+
+
+@pytest.mark.needs("several_optimizers")
 @pytest.mark.parametrize(
     "saved", [False, pytest.param(True, marks=pytest.mark.needs("float32_weights"))], ids=["straight", "saved"]
 )
