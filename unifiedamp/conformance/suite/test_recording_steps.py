@@ -169,7 +169,7 @@ def test_the_loss_told_is_the_last_one(harness, form):
     assert [record["loss"] for record in kept.of("step")] == [3.0, 1.5]
 
 
-@pytest.mark.parametrize("way", ["discarded", "interrupted"])
+@pytest.mark.parametrize("way", ["discarded", "interrupted", "loaded"])
 def test_a_discarded_step_is_no_part_of_the_next_one(harness, way):
     """Not its gradients, also those that the next loss does not reach, and not its loss."""
     amp = session(harness, loss_scale=8.0)
@@ -184,6 +184,8 @@ def test_a_discarded_step_is_no_part_of_the_next_one(harness, way):
         amp.clip_grad_norm(optimizer, 1e6)
         if way == "discarded":
             amp.discard_step(optimizer)
+        elif way == "loaded":
+            amp.load_state_dict(amp.state_dict())
         else:
             Interrupter(amp, "step", 1, False, fail)
             with pytest.raises(Interrupted):

@@ -176,6 +176,25 @@ def test_an_interrupted_step_ends_the_iteration_of_the_others(harness):
     assert (pair.amp.applied_steps, pair.amp.skipped_steps) == (4, 1)
 
 
+def test_an_interrupted_step_brings_back_nothing_that_was_found_before(harness):
+    """An overflow of the iteration before, which ended with a step of the optimizer that is interrupted."""
+    pair = Pair(harness, "eager")
+
+    def failing():
+        raise KeyError
+
+    for index, gradient in enumerate((INF, 1.0)):
+        pair.train(index, pair.native(gradient))
+    seen = [pair.amp.loss_scale]
+    with pytest.raises(KeyError):
+        pair.amp.backward(failing, pair.optimizers[1])
+    for index in (0, 0, 1):
+        pair.train(index, pair.native(1.0))
+        seen.append(pair.amp.loss_scale)
+    assert seen == [2.0, 2.0, 2.0, 4.0]
+    assert (pair.amp.applied_steps, pair.amp.skipped_steps) == (4, 1)
+
+
 def test_a_partly_applied_update_is_of_one_optimizer(harness):
     """The other optimizer continues, even where one of its calls was interrupted before."""
     pair = Pair(harness, "eager", size=2)

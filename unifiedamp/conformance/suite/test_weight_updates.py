@@ -181,6 +181,20 @@ def test_a_state_of_other_updates_leaves_them_as_they_are(harness, update, saved
     assert true_weights(loading) == true_weights(straight) != [1.0] * len(FEW)
 
 
+@pytest.mark.parametrize("update", KINDS)
+def test_counts_go_on_from_a_state_of_the_other_kind(harness, form, update):
+    """The random numbers of a step follow from its count."""
+    run = run_of(harness, form, update, values=FEW, lr=HALF)
+    run.feed(*[1.0] * len(FEW))
+    state, counts = run.amp.state_dict(), []
+    other = next(kind for kind in KINDS if kind != update)
+    run.amp.load_state_dict({**state, "update": {**state["update"], "kind": other, "steps": [7], "compensation": {}}})
+    for _ in range(2):
+        counts += run.amp.state_dict()["update"]["steps"]
+        run.feed(*[1.0] * len(FEW))
+    assert counts == [7, 8]
+
+
 def test_moments_are_float32(harness, form):
     """SGD with momentum in float64; a compensation leaves out less than 2**-17 of the weight in each step."""
     lr = 2.0**-6
