@@ -31,6 +31,27 @@ def test_outputs_that_are_no_low_numbers_stay(policy):
     assert found == expected
 
 
+class Passing(torch.nn.Linear):
+    """Returns its answer beside what else the batch holds."""
+
+    def forward(self, x, others):
+        return super().forward(x), others
+
+
+@pytest.mark.parametrize("layer", [None, "bfloat16"])
+def test_numbers_of_other_dtypes_in_containers_stay(layer):
+    """float64, complex and integer arrays in a batch and in the answers, of a whole model and of one layer."""
+    policy = ua.Policy.parse("float32" if layer else "bfloat16")
+    amp = session(policy.replace(layer_overrides={"layer": layer}) if layer else policy)
+    passing = Passing(4, 4)
+    model = amp.prepare(torch.nn.ModuleDict({"layer": passing}) if layer else passing)
+    others = {"wide": torch.ones(2).double(), "wave": torch.ones(2) * 1j, "index": torch.arange(2)}
+    with amp.inference(model):
+        answer, found = passing(torch.ones(2, 4), others)
+    assert {name: each.dtype for name, each in found.items()} == {name: each.dtype for name, each in others.items()}
+    assert answer.dtype is (torch.float32 if layer else torch.bfloat16)
+
+
 def test_a_batch_is_cast_in_a_copy():
     """A user's dict, which may be used again."""
     amp = session("bfloat16")

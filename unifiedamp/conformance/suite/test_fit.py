@@ -124,6 +124,22 @@ def test_an_average_that_was_made_between_two_passes_moves(harness):
     assert ema.updates == 2
 
 
+@pytest.mark.needs("ema")
+def test_it_is_refused_while_an_average_is_swapped_in(harness):
+    """It would train the average; afterwards it trains the model's own weights."""
+    line = Line(harness)
+    ema = line.amp.ema(line.model, 0.5)
+    line.fit(BATCHES)
+    with ema.swapped():
+        before = harness.parameters(line.model)
+        with pytest.raises(ua.StepOrderError, match="swapped in"):
+            line.fit(BATCHES)
+        assert str(harness.parameters(line.model)) == str(before)
+    line.check(4)
+    line.fit(BATCHES)
+    line.check(8)
+
+
 def test_an_overflow_skips_a_batch(harness):
     line = Line(harness, loss_scale=ua.DynamicLossScale(initial_scale=8.0, growth_interval=3))
     line.fit([BATCHES[0], BAD, BATCHES[1], BATCHES[2]])

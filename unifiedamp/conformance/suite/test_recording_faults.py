@@ -180,6 +180,18 @@ def test_epsilons_of_optimizers_are_noted(harness):
     assert [row["value"] for row in found] == [1e-8]
 
 
+@pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_an_optimizer_over_master_weights_adds_its_epsilon_in_float32(harness, policy):
+    policy = harness.pure_policies[policy]
+    run = probe_run(harness, optimizer="adam", policy=policy, master_weights=True, loss_scale=1.0)
+    kept = Kept()
+    run.amp.record(kept).stop()
+    (header,) = kept.of("header")
+    assert [row["dtype"] for row in header["epsilons"] if "adam" in row["layer"].lower()] == ["float32"]
+    assert kept.found("epsilon") == {}
+
+
 def test_an_inf_in_one_gradient_at_a_step_nobody_recorded_is_named(harness, form):
     """Looking is free, or the backend keeps the last skip's names, or the next look tells that there was one."""
     run = probe_run(harness, form, values=(1.0, 1.0, 1.0), loss_scale=ua.DynamicLossScale(initial_scale=8.0))

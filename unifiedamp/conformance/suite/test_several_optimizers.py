@@ -195,6 +195,21 @@ def test_an_interrupted_step_brings_back_nothing_that_was_found_before(harness):
     assert (pair.amp.applied_steps, pair.amp.skipped_steps) == (4, 1)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_loss_for_both_ends_an_iteration_that_one_left_open(harness, first):
+    """One of the two had its step in it, and overflowed: the loss is scaled by what follows from that."""
+    pair = Pair(harness, "eager")
+    pair.train(0, pair.native(INF))
+    x = pair.native(1.0)
+    named = [pair.optimizers[first], pair.optimizers[1 - first]]
+    pair.amp.backward(lambda: pair.models[0](x) + pair.models[1](x), named)
+    assert pair.amp.loss_scale == 2.0
+    for optimizer in named:
+        assert pair.amp.step(optimizer).applied
+    assert pair.amp.state_dict()["state"]["good_steps"] == 1
+    assert pair.weights() == pytest.approx([0.9, 0.9])
+
+
 def test_a_partly_applied_update_is_of_one_optimizer(harness):
     """The other optimizer continues, even where one of its calls was interrupted before."""
     pair = Pair(harness, "eager", size=2)
