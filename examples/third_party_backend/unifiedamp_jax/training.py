@@ -43,6 +43,7 @@ class JaxTraining(Training):
     def __init__(self, spec: SessionSpec, session: JaxSession, averages: Averages) -> None:
         self._spec, self._session, self._averages = spec, session, averages
         self._applying = False
+        self._last: tuple[Any, Any, Any] | None = None  # the last eager step's optimizer, and what was found before
 
     # -- setting up ----------------------------------------------------------------------------------------------
 
@@ -143,7 +144,9 @@ class JaxTraining(Training):
             dropped = dropped & ~found
         skipped = found if dropped is None else dropped if found is None else found | dropped
         if found is not None:
-            self._session.carry.note(found, dropped)
+            carry = self._session.carry
+            self._last = None if isinstance(found, jax.core.Tracer) else (optimizer, carry.found, carry.judged)
+            carry.note(found, dropped)
         move_averages = self._averages.before()
         self._applying = True
         try:
@@ -189,7 +192,7 @@ class JaxTraining(Training):
             numbers = scaler.updated(self._spec.loss_scale, carry.numbers, carry.found)
             judged = carry.judged
             carry.numbers = numbers if judged is None else scaler.selected(judged, numbers, carry.numbers)
-        carry.found = carry.judged = None
+        carry.found = carry.judged = self._last = None
 
     def skip_if(self, condition: bool | jax.Array, optimizers: Sequence[Any]) -> None:
         holds = jnp.array(condition) if isinstance(condition, bool) else _scalar(condition)
@@ -230,6 +233,9 @@ class JaxTraining(Training):
     def rollback(self, optimizers: Sequence[Any]) -> bool:
         for optimizer in optimizers:
             self.zero_grad(optimizer)
+            if self._last is not None and self._last[0] is optimizer:
+                _, self._session.carry.found, self._session.carry.judged = self._last
+                self._last = None
         return False
 
 

@@ -134,8 +134,7 @@ def test_an_average_of_a_layer_that_is_trained_later(harness, joins):
         if late:
             trained = "layer"
             if joins == "another":
-                model, other = amp.prepare(model, harness.layer_sgd(model, "layer1", 0.125))
-                optimizers.append(other)
+                optimizers.append(amp.prepare(model, harness.layer_sgd(model, "layer1", 0.125))[1])
             else:
                 harness.extend(optimizer, harness.put_layer(model, "layer1", *layer))
         before = amp.master_weights(model)
