@@ -132,7 +132,7 @@ class _Folding:
         more = only_here(self._source, self._old.loop, body, other)
         if more is not None:
             what = f"the branch with AMP (if {flag}) does more than the same step: {self._source.first_line(more)}"
-            self._refuse(more, what, "move it out of the branch, under a condition of its own")
+            self._refuse(more, what, "move it out of the branch, under a separate condition")
             return
         self._flags.setdefault(flag, node)
         self.edits.statement(node, *map(self._text, body))

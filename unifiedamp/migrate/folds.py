@@ -21,7 +21,7 @@ TORCH_FOLDS: tuple[Fold, ...] = (
 )
 FOLDS: tuple[Fold, ...] = (
     *TORCH_FOLDS,
-    (keras, keras.named),
+    (keras, keras.by_policy_in_force),
     (keras, keras.without_flags),
     (mxnet, mxnet.without_flags),
 )

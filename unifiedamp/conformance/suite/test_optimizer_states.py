@@ -97,7 +97,7 @@ def test_moments_are_the_references(harness, form, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_each_moment_is_rounded_by_random_numbers_of_its_own(harness, form, dtype):
+def test_each_moment_has_separate_random_numbers(harness, form, dtype):
     """Those of Adam's first step, each as the reference rounds what that step makes of the gradient."""
     seed, gradients = 3, random_gradients(1, (1.0,) * 12)[0] + 1 / 16
     run = run_of(harness, form, dtype, seed=seed, values=(1.0,) * 12, kind="adam")

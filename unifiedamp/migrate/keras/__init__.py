@@ -20,7 +20,7 @@ from .inference import keep_float32, keep_inference
 from .loops import Loop, find_loops
 from .makers import check_models
 from .parts import refuse_parts
-from .policy_in_force import named
+from .policy_in_force import by_policy_in_force
 from .scopes import Trained, scope_layers, scope_models
 from .start import Start, make_session
 from .steps import rewrite_loop
@@ -89,4 +89,4 @@ def _with_session(work: Work, start: Start, trained: Trained, loops: Sequence[Lo
     share(work, start.call, trained.users)
 
 
-__all__ = ["NAME", "OLD_IMPORTS", "found", "named", "plan", "without_flags"]
+__all__ = ["NAME", "OLD_IMPORTS", "by_policy_in_force", "found", "plan", "without_flags"]

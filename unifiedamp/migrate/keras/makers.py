@@ -132,7 +132,7 @@ def _refuse_scaling(work: Work, model: str, value: cst.Call) -> None:
 
 
 def _is_no_model(source: Source, name: str, depth: int = 3) -> bool:
-    """Whether a class of this file is called by a ``__call__`` of its own, as no Keras model is, or has no base."""
+    """Whether a class of this file defines ``__call__``, which Keras models do not, or has no base class."""
     classes = [one for one in source.of(cst.ClassDef) if one.name.value == name]
     if len(classes) != 1 or not depth:
         return False

@@ -11,7 +11,7 @@ from ..source import Source
 from .words import ASKED, POLICY, REWRITE, VALUE, WRAPPER, calls_of
 
 
-def named(source: Source) -> tuple[bytes, list[Finding]]:
+def by_policy_in_force(source: Source) -> tuple[bytes, list[Finding]]:
     """Return the text in which the policy in force is set again, where an optimizer is wrapped; it names the policy."""
     wrappers, module = calls_of(source, WRAPPER), _module(source)
     others = any(calls_of(source, meaning) for meaning in (POLICY, REWRITE, VALUE)) or _names_policies(source)
