@@ -1,5 +1,7 @@
 """Updates that are rounded on the device: captured like any step, and the host's own results."""
 
+import copy
+
 import pytest
 import torch
 from captured import SCALE, Trained, assert_same, both
@@ -10,6 +12,7 @@ from unifiedamp.backend import rounding
 from unifiedamp_torch.compiling.compile import ready_dynamo
 from unifiedamp_torch.training import rounded_update
 from unifiedamp_torch.training.bfloat16_rounding import kahan_split, stochastic_
+from unifiedamp_torch.training.weight_updates import WeightUpdates
 
 SETTINGS = [
     ("AdamW", {"weight_decay": 0.1}), ("Adam", {"weight_decay": 0.1, "maximize": True}),
@@ -47,6 +50,23 @@ def test_the_formula_is_the_optimizers_own(monkeypatch, kind, options):
     assert ours[0].backend.weight_updates.steps() == [8]
     for one, other in zip(tensors(*ours), native, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=8 * 2.0**-17)
+
+
+@pytest.mark.parametrize("policy", ["bfloat16;update=kahan", "float32;state_dtype=bfloat16"])
+def test_the_first_step_after_a_load_is_the_devices(monkeypatch, policy):
+    """Another kernel may differ in the last bit, and a resumed training would no longer be the uninterrupted one."""
+    pretend_reads_sync(monkeypatch)
+    amp, model, optimizer = trained(policy, "AdamW", {}, steps=2)
+    resumed = trained(policy, "AdamW", {}, steps=0)
+    resumed[1].load_state_dict(model.state_dict())
+    resumed[2].load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    resumed[0].load_state_dict(amp.state_dict())
+    monkeypatch.setattr(WeightUpdates, "run", lambda *_: pytest.fail("a step of the host"))
+    for one, other, prepared in [(amp, model, optimizer), resumed]:
+        one.backward(lambda: sum(p.float().square().sum() for p in other.parameters()), prepared)  # noqa: B023
+        one.step(prepared)
+    for one, other in zip(tensors(amp, model, optimizer), tensors(*resumed), strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("policy", ["bfloat16;update=stochastic", "float32;state_dtype=bfloat16"])

@@ -149,8 +149,8 @@ class Steps(ABC):
         """Return an update that is rounded on the device; None where it is not rounded, or by the host."""
         if self.weight_updates is None:
             return None
-        stepped = id(optimizer) in self._stepped
-        update = self.weight_updates.device_update(optimizer, self.capturing) if stepped else None
+        # Also in the first step after a state was loaded: the host's arithmetic may differ in the last bit.
+        update = self.weight_updates.device_update(optimizer, self.capturing)
         if update is None and self.capturing:
             raise CaptureDeferred
         return update

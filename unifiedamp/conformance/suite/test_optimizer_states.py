@@ -96,6 +96,7 @@ def test_moments_are_the_references(harness, form, dtype):
     assert len(set(oracle.moments.values())) > 2
 
 
+@pytest.mark.filterwarnings("ignore::unifiedamp.CompileWarning")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_each_moment_has_separate_random_numbers(harness, form, dtype):
     """Those of Adam's first step, each as the reference rounds what that step makes of the gradient."""

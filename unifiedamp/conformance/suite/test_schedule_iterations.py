@@ -11,6 +11,7 @@ from unifiedamp.conformance.suite.scheduled import (
     AT,
     STEPS,
     Training,
+    assert_close,
     assert_same,
     batches,
     restarted,
@@ -36,7 +37,8 @@ def test_a_skipped_iteration_counts_and_changes_nothing(harness, form):
     run.feed(*data[AT + 1 :])
     good = data[: AT - 1] + data[AT + 1 :]
     parts = ("float32", AT - 1), (second, STEPS - AT - 1)
-    assert_same(run.weights(), restarted(harness, form, good, *parts, loss_scale=scale))
+    same = assert_close if form in harness.forms_that_warm_up else assert_same
+    same(run.weights(), restarted(harness, form, good, *parts, loss_scale=scale))
 
 
 @pytest.mark.needs("policy_schedule", "loss_scaling", "accumulation")
