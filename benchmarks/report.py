@@ -82,9 +82,9 @@ SECTIONS = {
         "Several GPUs",
         "DDP and FSDP2 by hand-written loops of torch's own AMP and by unifiedamp, on the same ranks in one run; every "
         "loop clips the norm, and float16 has dynamic loss scaling. `batch per rank` is what each GPU trains on. "
-        "Native steps are mostly limited by launching kernels, so the ratios depend on the host: over two or three "
-        "runs on H200s native steps took 2.4 to 3.1 ms (MLP), 23.5 to 36.6 ms (ResNet-50), 9.5 to 11.5 ms (U-Net) and "
-        "55 to 73 ms (GPT-2, FSDP2), and captured ones 0.23 to 0.24, 4.6 to 4.7, 4.0 and 24.3 to 25.2 ms. On two hosts "
+        "Native steps are mostly limited by launching kernels, so the ratios depend on the host: over three or four "
+        "runs on H200s native steps took 2.4 to 3.6 ms (MLP), 23.5 to 36.6 ms (ResNet-50), 9.5 to 15.9 ms (U-Net) and "
+        "55 to 92 ms (GPT-2, FSDP2), and captured ones 0.23 to 0.24, 4.6 to 4.7, 4.0 and 24.3 to 25.2 ms. On two hosts "
         "with two H100s, native steps took 3.1 and 4.5, 40 and 55, 16 and 18, and 90 to 119 ms, and captured ones 0.24 "
         "and 0.29, 4.9, 4.3 and 27.2 to 28.1 ms. `native AMP, captured by hand` is the native loop with torch.compile, "
         "all of it in one CUDA graph.\n\n"
@@ -126,9 +126,9 @@ SECTIONS = {
         "Warm-up",
         "The first six steps under `amp.compile`, the capture included, compared with those of a native loop whose "
         "forward and backward pass `torch.compile` compiles. Each run is a new process; `filled` follows one that left "
-        "its results in the cache of Inductor. In the runs of 2026-11-28, compiled steps did not use AOTAutograd's "
-        "cache: before torch 2.13 its key ignores the dtype of autocast. It is used again since, with the regions in "
-        "its key.",
+        "its results in the cache of Inductor. In the run of U-Net, compiled steps did not use AOTAutograd's cache: "
+        "before torch 2.13 its key ignores the dtype of autocast. They use it since, with the regions in its key, as in "
+        "the runs of ViT-S/16.",
     ),
     "bf16": (
         "bfloat16 on CPU",
