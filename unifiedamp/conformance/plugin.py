@@ -115,8 +115,7 @@ def _over_ranks(metafunc: pytest.Metafunc, pairs: Iterable[tuple[str, str]]) -> 
     params, full = [], metafunc.config.getoption("--amp-trajectories") >= 10_000
     for name, form in pairs:
         kinds = load_harness(name).rank_kinds
-        chosen = {kind: rules for kind, rules in kinds.items() if full or not rules.costly}
-        groups = [(kind, count) for kind, rules in chosen.items() for count in rules.runs(form)]
+        groups = [(kind, count) for kind, rules in kinds.items() for count in rules.runs(form, full)]
         params += [pytest.param(name, form, each, id=f"{name}-{form}-{each[0]}-{each[1]}") for each in groups]
         if not kinds:
             lacks = pytest.mark.skip(reason=f"the harness of {name!r} has no rank_kinds")

@@ -29,7 +29,7 @@ from .rank_model import RankModel
 
 KINDS: Mapping[str, RankKind] = {
     "contexts": RankKind(reduction="sum", absent="all", quick=True),
-    "dist_sync": RankKind(reduction="sum", counts=(2,), absent="all", other_forms=("compiled",), loads_alone=True),
+    "dist_sync": RankKind(reduction="sum", absent="all", other_forms=("compiled",), loads_alone=True),
 }
 """A context or a worker that gets no batch leaves all parameters out."""
 

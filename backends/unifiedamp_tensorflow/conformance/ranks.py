@@ -29,7 +29,7 @@ keras: Any = tf.keras
 
 KINDS: Mapping[str, RankKind] = {
     "mirrored": RankKind(reduction="sum", absent="some", other_forms=("compiled", "xla")),
-    "multi worker": RankKind(reduction="sum", counts=(2,), other_forms=("compiled",), costly=True, loads_alone=True),
+    "multi worker": RankKind(reduction="sum", other_forms=("compiled",), costly=True, loads_alone=True),
 }
 """A replica's loss must depend on some variable; workers cannot know what others leave out."""
 

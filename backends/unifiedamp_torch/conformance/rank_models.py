@@ -19,10 +19,10 @@ KINDS: Mapping[str, RankKind] = {
     "ddp": RankKind(loads_alone=True, absent="some", quick=True),
     "fsdp2": RankKind(loads_alone=True),
     "hsdp": RankKind(loads_alone=True, counts=(4,), other_forms=_COMPILED),
-    "tensor parallel": RankKind(counts=(2,), shared_by=2),
+    "tensor parallel": RankKind(shared_by=4),
     "fsdp2 + tensor parallel": RankKind(counts=(4,), shared_by=2, other_forms=_COMPILED),
     "plain beside dtensors": RankKind(own=frozenset({1})),
-    "cpu offload": RankKind(counts=(2,), other_forms=_COMPILED),
+    "cpu offload": RankKind(other_forms=_COMPILED),
     "unwrapped": RankKind(loads_alone=True, own=frozenset({0, 1, 2}), absent="any", other_forms=_ON_DEVICE, quick=True),
 }
 """Name → a way of sharing a model. No rank of FSDP2's may leave out what the others gather and reduce."""

@@ -39,10 +39,11 @@ class RankKind:
         reduction: what is made of the ranks' gradients: their "mean" or their "sum".
         counts: with how many ranks the suite runs it; it must run with one besides.
         own: parameters, by index, whose gradients nothing reduces: each rank trains its own copy.
-        shared_by: so many neighbouring ranks hold one model in parts, and are given the same batch.
+        shared_by: so many neighbouring ranks, or all where there are fewer, hold one model in parts and are given the
+            same batch.
         absent: what one rank's loss may leave out: "some" parameters, "all" at once, "any" of them, or "none".
         other_forms: forms besides "eager" that the suite runs, with the first of ``counts``; None for all.
-        costly: left out unless ``--amp-trajectories`` asks for 10,000.
+        costly: eager steps of the fewest ranks run alone, unless ``--amp-trajectories`` asks for 10,000.
         quick: a step takes milliseconds; 10,000 random ones then run, eager, with the first of ``counts``.
         loads_alone: each rank has a session, which may load a state while the others' do not.
     """
@@ -57,8 +58,10 @@ class RankKind:
     quick: bool = False
     loads_alone: bool = False
 
-    def runs(self, form: str) -> tuple[int, ...]:
+    def runs(self, form: str, full: bool) -> tuple[int, ...]:
         """Return with how many ranks the suite runs a form: eager steps with all, others with the fewest."""
+        if self.costly and not full:
+            return self.counts[:1] if form == "eager" else ()
         if form == "eager":
             return self.counts
         return self.counts[:1] if self.other_forms is None or form in self.other_forms else ()
