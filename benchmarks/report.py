@@ -127,8 +127,8 @@ SECTIONS = {
         "The first six steps under `amp.compile`, the capture included, compared with those of a native loop whose "
         "forward and backward pass `torch.compile` compiles. Each run is a new process; `filled` follows one that left "
         "its results in the cache of Inductor. In the run of U-Net, compiled steps did not use AOTAutograd's cache: "
-        "before torch 2.13 its key ignores the dtype of autocast. They use it since, with the regions in its key, as in "
-        "the runs of ViT-S/16.",
+        "before torch 2.13 its key ignores the dtype of autocast. They use it since, with the regions in its key, as "
+        "in the runs of ViT-S/16.",
     ),
     "bf16": (
         "bfloat16 on CPU",

@@ -2,10 +2,14 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import effort
+import psutil
 import pytest
 
 from unifiedamp.errors import AmpError
@@ -23,13 +27,14 @@ workload = "{file}:Regression"
 [amp]
 backend = "{backend}"
 device = "cpu"
-policy = "float32"
+policy = "{policy}"
 [settings]
 fault = "{fault}"
 mark = "{mark}"
 epoch = 2
+{more}
 [train]
-epochs = 3
+epochs = {epochs}
 checkpoint_every = 5
 """
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
@@ -37,9 +42,14 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
 PATIENT = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "900", "RAY_worker_register_timeout_seconds": "900"}
 
 
-def train(folder, backend, fault, *options):
+def written(folder, backend, fault, policy="float32", epochs=3, more=""):
     config = folder / f"{fault or 'alone'}.toml"
-    config.write_text(CONFIG.format(file=FILES[backend], backend=backend, fault=fault, mark=folder / "mark"))
+    values = {"file": FILES[backend], "backend": backend, "fault": fault, "mark": folder / "mark"}
+    config.write_text(CONFIG.format(**values, policy=policy, epochs=epochs, more=more))
+    return config
+
+
+def train(folder, config, *options):
     command = [sys.executable, "-m", "unifiedamp", "train", str(config), "--out", str(folder / config.stem), *options]
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=1800, env={**os.environ, **QUIET, **PATIENT}
@@ -55,9 +65,8 @@ def test_a_killed_worker_is_started_anew_and_all_train_as_one(backend, tmp_path)
     two may be unread.
     """
     pytest.importorskip(backend)
-    done, out = train(
-        tmp_path, backend, "killed", "--launcher", "ray", "--workers", "2", "--max-restarts", "1", "--json"
-    )
+    config, options = written(tmp_path, backend, "killed"), ("--launcher", "ray", "--workers", "2", "--json")
+    done, out = train(tmp_path, config, *options, "--max-restarts", "1")
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "mark").exists(), "nothing was killed"
     run = json.loads(done.stdout)
@@ -65,7 +74,7 @@ def test_a_killed_worker_is_started_anew_and_all_train_as_one(backend, tmp_path)
     assert run["finished"]
     assert run["files"] == [str(out / name) for name in ("checkpoint.npz", "log.json", "curves.png")]
     assert not (out / "ray").exists(), "copies of checkpoints are left"
-    alone, other = train(tmp_path, backend, "")
+    alone, other = train(tmp_path, written(tmp_path, backend, ""))
     assert alone.returncode == 0, alone.stderr
     losses, expected = (json.loads((folder / "log.json").read_text())["losses"] for folder in (out, other))
     assert losses == pytest.approx(expected, rel=2e-5)
@@ -74,13 +83,58 @@ def test_a_killed_worker_is_started_anew_and_all_train_as_one(backend, tmp_path)
 def test_a_worker_that_is_killed_before_the_first_checkpoint_is_started_anew(tmp_path):
     pytest.importorskip("torch")
     options = ("--launcher", "ray", "--workers", "2", "--max-restarts", "1", "--json")
-    done, out = train(tmp_path, "torch", "killed in make_model", *options)
+    done, out = train(tmp_path, written(tmp_path, "torch", "killed in make_model"), *options)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "mark").exists(), "nothing was killed"
     run = json.loads(done.stdout)
     assert run["resumed_at"] is None
     assert run["finished"]
     assert sorted(path.name for path in out.iterdir()) == ["checkpoint.npz", "curves.png", "log.json"]
+
+
+def workers_of(launcher, known):
+    """Wait for both processes of a start; none of ``known`` is among them."""
+    end = time.monotonic() + 300
+    while time.monotonic() < end and launcher.poll() is None:
+        alive = psutil.process_iter(["cmdline"])
+        found = [each for each in alive if "RayTrainWorker" in " ".join(each.info["cmdline"] or [])]
+        if len(found := [each for each in found if each.pid not in known]) == 2:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"Ray started no two processes again (exit code {launcher.poll()})")
+
+
+@pytest.mark.skipif(not effort.RANK_KILLS, reason="of UNIFIEDAMP_TEST_EFFORT=full")
+def test_workers_killed_at_random_lose_nothing(tmp_path):
+    """Between their start and some seconds of training, while checkpoints are written, reported and copied too."""
+    pytest.importorskip("torch")
+    kills, rng, known = effort.RANK_KILLS, random.Random(0), set()
+    config = written(tmp_path, "torch", "overflow", "mixed_float16", 3 * kills, "pace = 0.3")
+    out = tmp_path / config.stem
+    command = [sys.executable, "-m", "unifiedamp", "train", str(config), "--out", str(out), "--launcher", "ray"]
+    command += ["--workers", "2", "--max-restarts", str(kills)]
+    with open(tmp_path / "said", "w") as said:
+        launcher = subprocess.Popen(command, stdout=said, stderr=said, env={**os.environ, **QUIET, **PATIENT})
+        try:
+            for _ in range(kills):
+                workers = workers_of(launcher, known)
+                known |= {each.pid for each in workers}
+                time.sleep(rng.uniform(0, 20))
+                rng.choice(workers).kill()
+            (tmp_path / "mark").touch()  # at full speed from here
+            assert launcher.wait(900) == 0, (tmp_path / "said").read_text()[-3000:]
+        finally:
+            launcher.terminate()
+            launcher.wait(60)
+    found = json.loads((out / "log.json").read_text())
+    config = written(tmp_path, "torch", "overflow", "mixed_float16", 3 * kills)
+    alone, other = train(tmp_path, config.rename(tmp_path / "alone.toml"))
+    assert alone.returncode == 0, alone.stderr
+    expected = json.loads((other / "log.json").read_text())
+    assert len(found["losses"]) == 15 * kills
+    assert found["losses"] == pytest.approx(expected["losses"], rel=2e-5, nan_ok=True)
+    assert [row["skipped_steps"] for row in found["epochs"]] == [row["skipped_steps"] for row in expected["epochs"]]
+    assert found["scales"] == expected["scales"]
 
 
 def test_a_ray_that_cannot_be_joined_is_one_line(tmp_path, monkeypatch):
