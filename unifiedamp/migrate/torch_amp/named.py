@@ -59,7 +59,9 @@ def _takes_arguments(source: Source, value: cst.BaseExpression) -> bool:
 
 def _enters(source: Source, call: cst.CSTNode, *, given: bool) -> bool:
     """Whether a call is what a ``with`` statement enters, with arguments only if they may be ``given``."""
-    return isinstance(call, cst.Call) and isinstance(source.parents.get(call), cst.WithItem) and (given or not call.args)
+    return (
+        isinstance(call, cst.Call) and isinstance(source.parents.get(call), cst.WithItem) and (given or not call.args)
+    )
 
 
 def _sees(source: Source, assign: cst.Assign, call: cst.CSTNode) -> bool:

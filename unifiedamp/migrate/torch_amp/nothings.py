@@ -20,16 +20,16 @@ def does_nothing(source: Source, made: cst.BaseExpression) -> bool:
 def is_own(source: Source, made: cst.BaseExpression) -> bool:
     """Whether this is a class, or a generator, of the file that makes a context that does nothing."""
     name = dotted(made)
-    nodes = (*source.of(cst.ClassDef), *source.of(cst.FunctionDef))
+    nodes: list[cst.ClassDef | cst.FunctionDef] = [*source.of(cst.ClassDef), *source.of(cst.FunctionDef)]
     found = [one for one in nodes if one.name.value == name and source.scope(one) is source.root(made)]
     if len(found) != 1 or source.assigns(name) or name in source.imports:
         return False
-    return _is_null_class(found[0]) if isinstance(found[0], cst.ClassDef) else _is_null_generator(source, found[0])
+    one = found[0]
+    return _is_null_class(one) if isinstance(one, cst.ClassDef) else _is_null_generator(source, one)
 
 
-def _is_null_class(node: cst.CSTNode) -> bool:
+def _is_null_class(node: cst.ClassDef) -> bool:
     """Whether a class has ``__enter__`` and ``__exit__`` that do nothing, and nothing else."""
-    assert isinstance(node, cst.ClassDef)
     if node.decorators or node.keywords or any(dotted(base.value) != "object" for base in node.bases):
         return False
     methods = [one for one in node.body.body if isinstance(one, cst.FunctionDef)]
@@ -44,9 +44,8 @@ def _is_null_class(node: cst.CSTNode) -> bool:
     )
 
 
-def _is_null_generator(source: Source, node: cst.CSTNode) -> bool:
+def _is_null_generator(source: Source, node: cst.FunctionDef) -> bool:
     """Whether a function is ``@contextmanager``, and only says ``yield``."""
-    assert isinstance(node, cst.FunctionDef)
     decorators = [source.meaning(one.decorator) for one in node.decorators]
     smalls = _smalls(node.body.body)
     if decorators != ["contextlib.contextmanager"] or node.asynchronous or smalls is None:
