@@ -32,10 +32,10 @@ class Batch:
         self._written: set[str] = set()
         paths = files.in_folder(path) if self._folder else [path]
         contents = dict(files.readable(paths)) if self._folder and to == "amp" else {}
-        shared, imported = self._shared(contents), together.imported(contents)
+        shared, others = self._shared(contents), together.imported(contents) | together.inheriting(contents)
         for each in paths:
             try:
-                one = shared.get(str(each)) or files.migrate_file(each, to, halves=str(each) not in imported)
+                one = shared.get(str(each)) or files.migrate_file(each, to, halves=str(each) not in others)
                 self.done.append(one)
             except AmpError as error:
                 self._failed(error)

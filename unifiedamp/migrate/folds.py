@@ -21,6 +21,7 @@ TORCH_FOLDS: tuple[Fold, ...] = (
 )
 FOLDS: tuple[Fold, ...] = (
     *TORCH_FOLDS,
+    (torch_amp, torch_amp.by_given_optimizer),
     (keras, keras.by_policy_in_force),
     (keras, keras.without_flags),
     (mxnet, mxnet.without_flags),

@@ -36,6 +36,9 @@ _WORD = re.compile(rb"\w+")
 _ANY = re.compile(rb"\A")
 _CONCERNS = re.compile(rb"GradScaler|\bamp\b|scaler|\.backward\(")
 
+_BASES = re.compile(rb"^class \w+\(\s*(\w+)\s*\)", re.MULTILINE)
+_SCALES = re.compile(rb"\bself\.\w+\.scale\(")
+
 
 def sharing(contents: Mapping[str, bytes]) -> list[list[str]]:
     """Return the groups of files that share a session; a file that shares none is in no group."""
@@ -60,6 +63,17 @@ def imported(contents: Mapping[str, bytes]) -> set[str]:
             for word in _WORD.findall(line):
                 words.setdefault(word, set()).add(path)
     return {path for path in contents if words.get(_module(path), set()) - {path}}
+
+
+def inheriting(contents: Mapping[str, bytes]) -> set[str]:
+    """Return the files that scale losses in a class whose base class comes from another of these files."""
+    modules, found = {_module(path) for path in contents}, set[str]()
+    for path, content in contents.items():
+        bases = set(_BASES.findall(content)) if _SCALES.search(content) else set()
+        lines = [set(_WORD.findall(line)) for line in _IMPORT.findall(content)] if bases else []
+        if any(words & bases and words & modules - {_module(path)} for words in lines):
+            found.add(path)
+    return found
 
 
 def _module(path: str) -> bytes:

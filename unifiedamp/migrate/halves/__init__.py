@@ -18,6 +18,7 @@ from ..together import joined, rewritten
 from ..training.aliases import Aliases
 from .caller import CALLER, HALF, caller_of
 from .gluon import migrate_gluon_half
+from .inherited import migrate_inherited
 from .missing import Half, given, with_apex, with_scaler
 
 _HALF, _CALLER = f"{HALF}.py", f"{CALLER}.py"
@@ -34,7 +35,7 @@ def migrate_half(path: str, content: bytes, source: Source) -> Migration | None:
     aliases = Aliases(source)
     half = with_scaler(source, aliases) or with_apex(source, aliases)
     if half is None:
-        return None
+        return migrate_inherited(path, content, source, aliases)
     caller = Source(caller_of(aliases, half).encode())
     program = joined({_HALF: source, _CALLER: caller})
     try:

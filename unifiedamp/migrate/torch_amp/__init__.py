@@ -19,6 +19,7 @@ from .calls import rewrite_calls
 from .ended import ended_before_backward
 from .entered import entered
 from .factories import by_factory
+from .given_optimizer import by_given_optimizer
 from .named import by_choice
 from .prepare import model_groups, prepare
 from .regions import leave, rewrite_regions, seen_regions
@@ -160,6 +161,7 @@ __all__ = [
     "block_wrapped",
     "by_choice",
     "by_factory",
+    "by_given_optimizer",
     "ended_before_backward",
     "found",
     "plan",

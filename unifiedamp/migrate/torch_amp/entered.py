@@ -7,9 +7,10 @@ import libcst as cst
 from ..nodes import argument, dotted, parameters, walk
 from ..source import Source
 from .arguments import AUTOCAST, enabled_in, enabled_of
+from .nothings import does_nothing
 from .substituted import given_values, substituted
 
-NOTHING = ("nullcontext", "suppress", "ExitStack", "dummy_context", "null_context", "nullcontext_")
+_CHOOSE = "write `with amp.autocast(enabled=flag):`, and what the other context does on separate lines"
 
 
 def entered(source: Source, call: cst.Call) -> list[cst.WithItem]:
@@ -61,7 +62,7 @@ def _only_region(source: Source, given: cst.Return) -> bool:
     returned = [one.value for one in source.of(cst.Return) if source.scope(one) is scope and one is not given]
     lines = [one for one in source.of(cst.SimpleStatementLine) if source.scope(one) is scope]
     says = [one for one in lines if not isinstance(one.body[0], cst.Return)]
-    return all(map(_is_nothing, returned)) and all(isinstance(one.body[0], cst.Expr) for one in says)
+    return all(_is_nothing(source, one) for one in returned) and all(isinstance(one.body[0], cst.Expr) for one in says)
 
 
 def _given_settings(source: Source, call: cst.Call, function: cst.FunctionDef) -> bool:
@@ -94,14 +95,14 @@ def _alike(source: Source, call: cst.Call, other: cst.Assign) -> bool:
         return False
     value = other.value
     if not isinstance(value, cst.Call) or source.meaning(value.func) not in AUTOCAST:
-        return _is_nothing(value)
+        return _is_nothing(source, value)
     dtypes = [argument(one, "dtype", 1) for one in (call, value)]
     same = len({None if one is None else source.code(one) for one in dtypes}) == 1
     return same and enabled_of(source, call) == enabled_of(source, value)
 
 
-def _is_nothing(node: cst.BaseExpression | None) -> bool:
-    return isinstance(node, cst.Call) and dotted(node.func).rpartition(".")[2] in NOTHING
+def _is_nothing(source: Source, node: cst.BaseExpression | None) -> bool:
+    return isinstance(node, cst.Call) and does_nothing(source, node.func)
 
 
 def choice(source: Source, call: cst.Call) -> cst.IfExp | None:
@@ -110,7 +111,17 @@ def choice(source: Source, call: cst.Call) -> cst.IfExp | None:
     if not isinstance(parent, cst.IfExp):
         return None
     other = parent.orelse if parent.body is call else parent.body
-    return parent if _is_nothing(other) else None
+    return parent if _is_nothing(source, other) else None
+
+
+def not_entered(source: Source, call: cst.Call) -> tuple[str, str]:
+    """Return why a region is nowhere entered in a way that can be followed, and what to write."""
+    parent = source.parents[call]
+    if isinstance(parent, cst.IfExp) and choice(source, call) is None:
+        other = parent.orelse if parent.body is call else parent.body
+        if isinstance(other, cst.Call) and source.meaning(other.func) not in AUTOCAST:
+            return f"{source.code(other)}, which may do something, in the place of an autocast", _CHOOSE
+    return f"`{source.code(call)}` outside a with statement", "write `with amp.autocast():` where the region is entered"
 
 
 def switch_of(source: Source, call: cst.Call) -> str | None:
@@ -122,10 +133,10 @@ def switch_of(source: Source, call: cst.Call) -> str | None:
         tests += [_branch(source, one, parent) for one in _ifs(source, parent)]
         tests += [_not(source, one.test) for one in _left_before(source, parent)]
     elif isinstance(parent, cst.Assign):
-        nothing = [one for one in _others(source, parent) if _is_nothing(one.value)]
+        nothing = [one for one in _others(source, parent) if _is_nothing(source, one.value)]
         around = [one for one in _ifs(source, parent) if any(source.inside(other, one) for other in nothing)]
         tests += [_branch(source, one, parent) for one in around]
-    tests += [] if own is None else [own]
+    tests = list(dict.fromkeys([*tests, *([] if own is None else [own])]))
     return tests[0] if len(tests) == 1 else " and ".join(f"({test})" for test in tests) or None
 
 

@@ -14,6 +14,7 @@ from ..training.aliases import Aliases, Key
 from ..training.reached import MODEL_WORDS
 from ..training.values import peeled
 from ..work import Work
+from .alike import named_alike
 from .grouped import by_function
 from .scaler import Scaler
 from .session import Session
@@ -222,6 +223,7 @@ def _in_home(
     """Prepare behind the session's line, or before the ``first`` one, in a function that is given the optimizer."""
     optimizers = [name for group in groups for name in _seen_as(aliases, home, group)[:1]]
     models = [name for group in model_groups(work.source, aliases) for name in _seen_as(aliases, home, group)[:1]]
+    models += named_alike(work.source, home, optimizers)
     models = models or [name for name in MODEL_WORDS if aliases.scopes.binds(home, name)]
     models = models or [name for name in map("self.{}".format, MODEL_WORDS) if _computes(work.source, home, name)]
     if not models:

@@ -10,7 +10,7 @@ from ..nodes import walk
 from ..work import Work
 from .absent import Absent
 from .arguments import AUTOCAST, enabled_of, policy_code, policy_of
-from .entered import choice, entered, maker, switch_at
+from .entered import choice, entered, maker, not_entered, switch_at
 from .scaler import Scaler
 from .session import Session
 
@@ -28,8 +28,7 @@ def seen_regions(work: Work, scalers: Sequence[Scaler]) -> dict[cst.Call, str]:
         decorates = isinstance(work.source.parents[call], cst.Decorator)
         items = entered(work.source, call)
         if not decorates and not items:
-            work.block(call, f"`{work.source.code(call)}` outside a with statement",
-                       "write `with amp.autocast():` where the region is entered")  # fmt: skip
+            work.block(call, *not_entered(work.source, call))
             continue
         seers = [scaler for scaler in scalers if not decorates and all(map(scaler.seen_from, items))]
         if not seers:

@@ -91,11 +91,11 @@ class Handover:
             )  # fmt: skip
             self.problems.append((function, what, f"give {name} the session as a parameter by hand"))
             return []
-        self.edits.change(function.params, lambda new: _with_parameter(new, self._name))
+        self.edits.change(function.params, lambda new: with_parameter(new, self._name))
         for call in calls:
             if call not in self._calls:
                 self._calls.add(call)
-                self.edits.change(call, lambda new: _with_argument(new, self._name))
+                self.edits.change(call, lambda new: with_argument(new, self._name))
         return calls
 
     def _references(self, function: cst.FunctionDef) -> Iterator[cst.BaseExpression]:
@@ -112,7 +112,8 @@ class Handover:
         return isinstance(parent, cst.Call) and parent.func is use
 
 
-def _with_parameter(params: cst.Parameters, name: str) -> cst.Parameters:
+def with_parameter(params: cst.Parameters, name: str) -> cst.Parameters:
+    """Add a parameter behind the others, which calls give by its name where others have defaults."""
     made = cst.Param(cst.Name(name))
     positional = [*params.posonly_params, *params.params]
     plain = not isinstance(params.star_arg, cst.Param | cst.ParamStar) and not params.star_kwarg
@@ -132,7 +133,8 @@ def _appended(params: Sequence[cst.Param], made: cst.Param) -> list[cst.Param]:
     return [*params[:-1], params[-1].with_changes(comma=between), made.with_changes(comma=params[-1].comma)]
 
 
-def _with_argument(call: cst.Call, name: str) -> cst.Call:
+def with_argument(call: cst.Call, name: str) -> cst.Call:
+    """Give a call what ``name`` names for the parameter of that name."""
     assert dotted(call.func)
     equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
     made = cst.Arg(cst.Name(name), keyword=cst.Name(name), equal=equal)

@@ -217,6 +217,7 @@ class Loops:
                 return None
             if isinstance(above, cst.If):
                 inside = [s for s in self.sites if s is not plain and s.optimizers and source.inside(s.place, above)]
+                inside = [s for s in inside if source.exclusive(s.place, plain.place)]
                 if len({tuple(site.optimizers) for site in inside}) == 1:
                     return inside[0]
         return None
