@@ -83,6 +83,28 @@ def test_a_block_that_is_named_holds_its_layers(harness, form):
     assert differ(answers[2], answers[0])
 
 
+def nested_answer(harness, form, **overrides):
+    """Return what a block of a dense layer and a norm answers in mixed bfloat16 under these overrides."""
+    amp = session(harness, form, MIXED.replace(layer_overrides={k.replace("_", "."): v for k, v in overrides.items()}))
+    with amp.scope():
+        model = harness.nested_norm(SIZE)
+    model, rng = amp.prepare(model), np.random.default_rng(0)
+    values = {name: rng.normal(size=array.shape) for name, array in sorted(amp.master_weights(model).items())}
+    amp.load_master_weights(model, values)
+    call = compiled(amp, form, lambda x: model(x))
+    with amp.inference(model):
+        return amp.to_numpy(call(amp.to_native(batch())))
+
+
+@pytest.mark.needs("layer_overrides", "float32_weights")
+def test_a_layer_named_inside_a_named_block(harness, form):
+    """It stays in float32 where the block is in bfloat16."""
+    low = nested_answer(harness, form, block="bfloat16")
+    found = nested_answer(harness, form, block="bfloat16", block_dense="float32")
+    assert differ(found, low)
+    assert np.abs(found - low).max() < 0.1
+
+
 @pytest.mark.needs("layer_overrides")
 @pytest.mark.parametrize("low", ["layer0", "layer1"])
 def test_an_overridden_layer_in_a_low_dtype(harness, form, low):
