@@ -300,6 +300,41 @@ def test_recurrent_layers_stay_in_float32_where_torch_would_take_float16(policy,
     assert layer_dtypes(Recurrent(), ua.Policy.parse(policy), device) == chosen
 
 
+class Seen(torch.nn.Linear):
+    """Keeps the dtypes that it computes in."""
+
+    def forward(self, x):
+        output = super().forward(x)
+        self.found = x.dtype, self.weight.dtype, output.dtype
+        return output
+
+
+@pytest.mark.parametrize("name", ["mixed_bfloat16", "bfloat16"])
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_a_layer_in_a_float32_block_has_its_own_dtype(name, recomputed):
+    """Also where backward computes it again; outside a region it is as torch has it."""
+    overrides = {"0": "float32", "0.0": "bfloat16"}
+    amp = ua.Amp("torch", ua.Policy.parse(name).replace(layer_overrides=overrides), device="cpu", loss_scale="none")
+    with amp.scope():
+        model = torch.nn.Sequential(torch.nn.Sequential(Seen(4, 4), torch.nn.LayerNorm(4)), torch.nn.Linear(4, 1))
+    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    layer, x = model[0][0], torch.ones(2, 4, requires_grad=True)
+    with amp.autocast():
+        inside = torch.utils.checkpoint.checkpoint(model[0], x, use_reentrant=False) if recomputed else model[0](x)
+        loss = model[1](inside).float().sum()
+    assert inside.dtype is (torch.float32 if name == "mixed_bfloat16" else torch.bfloat16)
+    assert layer.found[2] is torch.bfloat16
+    del layer.found
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    amp.step(optimizer)
+    assert not recomputed or layer.found[2] is torch.bfloat16
+    if name == "mixed_bfloat16":
+        for off in (torch.autocast("cpu", enabled=False), amp.autocast(enabled=False)):
+            with off:
+                assert model[0](x).dtype is layer.found[2] is torch.float32
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_recurrent_layers_on_a_gpu():
     x = torch.ones(3, 2, 4, device="cuda")

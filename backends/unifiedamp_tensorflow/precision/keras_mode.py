@@ -277,7 +277,8 @@ def _check_switch(path: str, layer: Layer, wanted: str) -> None:
     if wrong:
         raise errors.PrepareError(
             f"layer {path!r} has {layers.own_trainable(layer)[0].dtype.name} variables (first: {wrong[0]!r}), and the "
-            f"policy wants {policy.variable_dtype}: make the model inside 'with amp.scope():'"
+            f"policy wants {policy.variable_dtype}: make the model inside 'with amp.scope():', and a layer inside one "
+            f"that layer_overrides names with dtype={policy.name!r}"
         )
     if floating and policy.compute_dtype != policy.variable_dtype and not casts_itself(layer):
         raise errors.PrepareError(

@@ -11,10 +11,18 @@ from unifiedamp.backend import Switches
 
 from .thread_state import ThreadState, entered
 
+_UNCAST = (None, torch.float32)
+"""What stands for the dtype of a region without autocast."""
+
 
 def in_bfloat16(device_type: str) -> bool:
     """Return whether autocast to bfloat16 is on, inside which float8 layers run in float8; dynamo traces it."""
     return torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type) is torch.bfloat16
+
+
+def in_float32_layer(device_type: str) -> bool:
+    """Return whether a layer that keeps float32 runs inside a region; dynamo traces it."""
+    return not torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type) is torch.float32
 
 
 class _Recomputing:
@@ -44,7 +52,8 @@ class Region(torch.autocast):
 
     Args:
         device_type: "cpu", "cuda", ….
-        dtype: the dtype that matrix products and convolutions run in; None disables autocast in the region.
+        dtype: the dtype that matrix products and convolutions run in; None disables autocast in the region, and so does
+            float32, by which layers inside know where they are.
         cache_enabled: keep the casts of parameters until the outermost region is left.
         overrides: operation → choice, active inside.
         switches: process-wide settings that hold inside; a compiled step holds them as a whole instead.
@@ -67,7 +76,7 @@ class Region(torch.autocast):
         self, device_type: str, dtype: torch.dtype | None, cache_enabled: bool, overrides: Mapping[str, str] | None
     ) -> None:
         """Take other settings, as the constructor does; where it is entered now, they hold from the next time."""
-        self._native = (device_type, dtype, dtype is not None, cache_enabled)
+        self._native = (device_type, dtype, dtype not in _UNCAST, cache_enabled)
         super().__init__(*self._native)
         self._overrides = overrides or None
         self._spare: list[torch.autocast] = []
@@ -114,9 +123,9 @@ def _drop_other_casts(dtype: torch.dtype | None) -> None:
     """Clear autocast's cache between regions of two dtypes, one inside the other: it would return casts to the other.
 
     Args:
-        dtype: of the region that is entered or left; None for one without autocast, which casts nothing.
+        dtype: of the region that is entered or left; None or float32 for one without autocast, which casts nothing.
     """
-    if dtype is not None and any(other not in (None, dtype) for *_, other in entered.stack):
+    if dtype not in _UNCAST and any(other not in (*_UNCAST, dtype) for *_, other in entered.stack):
         torch.clear_autocast_cache()
 
 

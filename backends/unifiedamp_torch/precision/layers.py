@@ -11,7 +11,7 @@ from unifiedamp.backend import Policy, errors, match_layers
 
 from ..device.kinds import traits
 from ..layer_paths import modules_by_path
-from .autocast import Region
+from .autocast import Region, in_float32_layer
 from .casts import DTYPES, cast
 from .emulation import op_choices
 
@@ -89,7 +89,8 @@ class LayerForward(Forward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer."""
-        if self.removed or (not self._always and not torch.is_autocast_enabled(self._device)):
+        inside = torch.is_autocast_enabled(self._device) or in_float32_layer(self._device)
+        if self.removed or not (self._always or inside):
             return self.plain(*args, **kwargs)
         if self._inputs is not None:
             args, kwargs = cast(args, self._inputs), cast(kwargs, self._inputs)
@@ -130,18 +131,19 @@ def wrap_layers(
     """Run the named layers in their dtypes; return what undoes it, to be called in reverse."""
     modules = modules_by_path(model)
     pure = policy.param_dtype != "float32"
-    # Where the rest of the model runs without autocast, nothing else converts the dtypes back.
     alone = not policy.is_mixed
     undo: list[Callable[[], None]] = []
     for path, dtype in dtypes.items():
-        low = dtype != "float32"
-        casts = low and (not pure or policy.emulate)
+        low, around = dtype != "float32", dtype_at(path.rpartition(".")[0], dtypes)
+        casts = not alone or (low and (not pure or policy.emulate))
         region = Region(device_type, DTYPES[dtype] if casts else None, cache_enabled, op_choices(policy))
+        # Where what is around the layer runs without autocast, nothing else converts the dtypes back.
+        converts = alone or around == "float32"
         layer = LayerForward(
             modules[path],
             region,
             inputs=DTYPES[dtype] if pure or not low else None,
-            outputs=DTYPES[policy.compute_dtype] if alone else None,
+            outputs=DTYPES[around or policy.compute_dtype] if converts else None,
             always=alone,
         )
         undo.append(layer.remove)

@@ -98,11 +98,16 @@ def nested_answer(harness, form, **overrides):
 
 @pytest.mark.needs("layer_overrides", "float32_weights")
 def test_a_layer_named_inside_a_named_block(harness, form):
-    """It stays in float32 where the block is in bfloat16."""
-    low = nested_answer(harness, form, block="bfloat16")
+    """It has its own dtype, whichever the block has."""
+    low, wide = (nested_answer(harness, form, block=dtype) for dtype in ("bfloat16", "float32"))
     found = nested_answer(harness, form, block="bfloat16", block_dense="float32")
     assert differ(found, low)
     assert np.abs(found - low).max() < 0.1
+    found = nested_answer(harness, form, block="float32", block_dense="bfloat16")
+    assert differ(found, wide)
+    assert np.abs(found - wide).max() < 0.1
+    found = nested_answer(harness, form, block="float32", block_dense="float32", block_norm="float32")
+    np.testing.assert_allclose(found, wide, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.needs("layer_overrides")
