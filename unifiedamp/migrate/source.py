@@ -176,6 +176,11 @@ class Source:
         """Return the calls ``<anything>.name(...)``, in order."""
         return list(self._index.methods.get(name, ()))
 
+    def scaled(self) -> list[cst.Call]:
+        """Return the calls ``scaler.scale(loss)`` of ``scaler.scale(loss).backward()``, in order."""
+        around = [(call, self.parents[call]) for call in self.methods("scale")]
+        return [call for call, node in around if isinstance(node, cst.Attribute) and node.attr.value == "backward"]
+
     def uses(self, text: str) -> list[cst.BaseExpression]:
         """Return the expressions that are ``text``, a name or ``self.name``: no attributes, keywords or imports."""
         return list(self._index.uses.get(text, ()))

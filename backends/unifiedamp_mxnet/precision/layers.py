@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -34,11 +35,12 @@ class BoundaryCast:
     ) -> None:
         cls: Any = type(block)
         hybrid = isinstance(block, gluon.HybridBlock) and not NUMPY_API
-        overridden = hybrid and cls.forward is not gluon.HybridBlock.forward
+        overridden = (hybrid and cls.forward is not gluon.HybridBlock.forward) or _own(block, "forward") is not None
         self._block, self._key = weakref.ref(block), id(block)
         self._inputs, self._outputs, self._emulate = inputs, outputs, emulate
         self._method = "hybrid_forward" if hybrid and not overridden else "forward"
-        self._native: Callable[..., Any] = getattr(cls, self._method)
+        self._class_method: Callable[..., Any] = getattr(cls, self._method)
+        self._own = _own(block, self._method)
         self._found: Callable[..., Any] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BoundaryCast:
@@ -46,12 +48,13 @@ class BoundaryCast:
         block = memo.get(id(self._block()))
         if block is None:
             return self
-        cast = BoundaryCast(block, self._inputs, self._outputs, self._emulate)
-        cast._key = self._key
+        cast = object.__new__(BoundaryCast)
+        vars(cast).update(vars(self), _block=weakref.ref(block), _own=copy.deepcopy(self._own, memo), _found=None)
         return cast
 
     def __reduce__(self) -> Any:
-        return getattr, (self._block(), self._method)  # a pickled block belongs to no session: its class's method
+        # A pickled block belongs to no session: it gets its own method.
+        return (_same, (self._own,)) if self._own is not None else (getattr, (self._block(), self._method))
 
     def __call__(self, *args: Any, **params: Any) -> Any:
         """Run the block's method between its casts."""
@@ -62,6 +65,10 @@ class BoundaryCast:
 
     def _cast(self, value: object, dtype: str) -> Any:
         return rounded_floats(value) if self._emulate and dtype == "bfloat16" else cast_floats(value, dtype)
+
+    def _native(self, block: Block | None, *args: object, **params: object) -> Any:
+        """Run the method that was set on the block, else its class's."""
+        return self._class_method(block, *args, **params) if self._own is None else self._own(*args, **params)
 
     def _run(self, args: tuple[object, ...], params: dict[str, object]) -> Any:
         block, key = self._block(), self._key
@@ -104,6 +111,16 @@ class BoundaryCast:
             del fields[self._method]
         else:
             fields[self._method] = self._found
+
+
+def _own(block: Block, method: str) -> Callable[..., Any] | None:
+    """Return the method that was set on a block itself; None where it runs its class's."""
+    found: Callable[..., Any] | None = vars(block).get(method)
+    return found._own if isinstance(found, BoundaryCast) else found
+
+
+def _same(method: Callable[..., Any]) -> Callable[..., Any]:
+    return method
 
 
 class BoundaryCasts:

@@ -12,7 +12,7 @@ from unifiedamp.backend import Switches
 from .thread_state import ThreadState, entered
 
 _UNCAST = (None, torch.float32)
-"""What stands for the dtype of a region without autocast."""
+"""The dtypes of regions without autocast."""
 
 
 def in_bfloat16(device_type: str) -> bool:

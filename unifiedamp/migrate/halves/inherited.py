@@ -102,7 +102,7 @@ def _session(caller: str) -> tuple[str, str]:
 
 
 def _inherited(source: Source, aliases: Aliases) -> Inherited | None:
-    scaled = [call for call in source.methods("scale") if _goes_backward(source, call)]
+    scaled = source.scaled()
     owners = {aliases.scopes.class_of(source.scope(call)) for call in scaled}
     scalers = {dotted(call.func.value) for call in scaled if isinstance(call.func, cst.Attribute)}
     owner = owners.pop() if len(owners) == 1 else None
@@ -120,11 +120,6 @@ def _inherited(source: Source, aliases: Aliases) -> Inherited | None:
     if not optimizers or not models or not all(map(_is_attribute, optimizers)):
         return None
     return Inherited(owner, base, scaler.removeprefix("self."), _last(*optimizers), _last(*models))
-
-
-def _goes_backward(source: Source, call: cst.Call) -> bool:
-    around = source.parents[call]
-    return isinstance(around, cst.Attribute) and around.attr.value == "backward"
 
 
 def _is_attribute(text: str) -> bool:

@@ -37,7 +37,7 @@ class Half:
 
 def with_scaler(source: Source, aliases: Aliases) -> Half | None:
     """Return what a file lacks whose functions have a parameter for a ``GradScaler``."""
-    scalers = {aliases.of(_receiver(call)) for call in source.methods("scale") if _goes_backward(source, call)}
+    scalers = {aliases.of(_receiver(call)) for call in source.scaled()}
     if not scalers or None in scalers or source.calls(*SCALERS):
         return None
     steps = [call for call in source.methods("step") if aliases.of(_receiver(call)) in scalers]
@@ -147,11 +147,6 @@ def given(aliases: Aliases, function: cst.FunctionDef, groups: set[Key | None]) 
 
 def _names(function: cst.FunctionDef) -> list[str]:
     return [one.name.value for one in (*function.params.params, *function.params.kwonly_params)]
-
-
-def _goes_backward(source: Source, call: cst.Call) -> bool:
-    around = source.parents[call]
-    return isinstance(around, cst.Attribute) and around.attr.value == "backward"
 
 
 def _receiver(call: cst.Call) -> cst.BaseExpression:

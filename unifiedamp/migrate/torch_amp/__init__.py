@@ -136,9 +136,9 @@ def _is_none(assign: cst.CSTNode) -> bool:
 def _note_others(work: Work) -> None:
     """Say which losses a scaler scales that other code makes."""
     said = set[str]()
-    for call in work.source.methods("scale"):
-        name, around = dotted(call.func).rpartition(".")[0], work.source.parents[call]
-        if name in said or not isinstance(around, cst.Attribute) or around.attr.value != "backward":
+    for call in work.source.scaled():
+        name = dotted(call.func).rpartition(".")[0]
+        if name in said:
             continue
         said.add(name)
         write = "make a session there, and migrate that file together with this one, or use `--to compat`"

@@ -17,7 +17,7 @@ from ..training.handover import with_argument, with_parameter
 
 def by_given_optimizer(source: Source) -> tuple[bytes, list[Finding]]:
     """Return the text in which such functions are given the optimizer, and a note for each."""
-    scaled = [call for call in source.methods("scale") if _goes_backward(source, call)]
+    scaled = source.scaled()
     scalers = {dotted(call.func).rpartition(".")[0] for call in scaled}
     steps = [call for call in source.methods("step") if dotted(call.func).rpartition(".")[0] in scalers]
     names = {dotted(call.args[0].value) if len(call.args) == 1 else "" for call in steps}
@@ -40,11 +40,6 @@ def by_given_optimizer(source: Source) -> tuple[bytes, list[Finding]]:
         what = f"{function.name.value} takes {name}, for which it scales a loss"
         notes.append(Finding(source.line(function), what, f"give it {name} where other files call or override it"))
     return edits.apply(source.module).bytes if edits else source.text, notes
-
-
-def _goes_backward(source: Source, call: cst.Call) -> bool:
-    around = source.parents[call]
-    return isinstance(around, cst.Attribute) and around.attr.value == "backward"
 
 
 def _knows(source: Source, aliases: Aliases, function: cst.FunctionDef, name: str) -> bool:
