@@ -31,7 +31,7 @@ class Plain(gluon.Block):
         return self.dense(x)
 
 
-def prepared(layer, policy="mixed_bfloat16;layers=*:float32"):
+def prepared(layer, policy="mixed_bfloat16;layers=*:float32;emulate=true"):
     model = gluon.nn.HybridSequential() if isinstance(layer, gluon.HybridBlock) else gluon.nn.Sequential()
     model.add(layer)
     model.initialize(mx.init.One())
@@ -64,7 +64,7 @@ def test_it_runs_in_an_overridden_layer(make, hybridized):
 def test_it_runs_under_two_sessions_and_is_back_after_both(make):
     layer = make()
     amp, model = prepared(layer)
-    other = ua.Amp("mxnet", "mixed_bfloat16;layers=*:float32", loss_scale="none")
+    other = ua.Amp("mxnet", "mixed_bfloat16;layers=*:float32;emulate=true", loss_scale="none")
     assert answer(other, other.prepare(model)) == 20.0
     other.close()
     assert answer(amp, model) == 20.0

@@ -87,7 +87,7 @@ def calls_of_step(monkeypatch):
     all_reduce = dist.all_reduce
     monkeypatch.setattr(dist, "all_reduce", counted)
 
-    def counted_calls(step):
+    def count(step):
         calls = 0
 
         def note(frame, event, _argument):
@@ -104,8 +104,7 @@ def calls_of_step(monkeypatch):
             gc.enable()
         return calls, len(reduced)
 
-    # The fewest of three steps: what other tests left may call back in one of them.
-    return lambda step: min(counted_calls(step) for _ in range(3))
+    return count
 
 
 COLLECTIVES = {"ddp": 0, "ddp with a hook": 1, "fsdp": 2}
